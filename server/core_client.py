@@ -1,0 +1,324 @@
+"""The API's end of the core: streams by request id, back-pressure, abort on exit.
+
+Owns which requests are open and what of their answers is unread. Knows no HTTP and no text, and
+starts no process: a supervisor gives it one connection after another. Everything here runs on one
+event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from enum import StrEnum
+
+from scheduler.types import Finished, FinishReason, Request, StepStats, Tokens
+from server.event_backlog import Answer
+from server.retry_after import RetryAfter
+from server.wire import (
+    Commands,
+    CoreInfo,
+    Failed,
+    FailureKind,
+    Group,
+    Loading,
+    Ready,
+    Start,
+    Step,
+    WireError,
+    decode_from_core,
+    encode,
+    read_frame,
+)
+
+# Prompt tokens in one message to the core; more go into the next one.
+_MESSAGE_TOKENS = 1 << 20
+_READ_LIMIT = 1 << 20
+
+
+class CoreState(StrEnum):
+    """LOADING before it first was ready; FAILED from a death until it is ready again, or for good."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+    DRAINING = "draining"
+
+
+class CoreUnavailable(Exception):
+    """No core takes requests now: it loads, has died, or the server stops."""
+
+    def __init__(self, message: str, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class QueueFull(Exception):
+    """The whole group was refused: too many wait. The estimate is explained in retry_after.py."""
+
+    def __init__(self, retry_after_seconds: float) -> None:
+        super().__init__(
+            f"too many requests are waiting; try again in {retry_after_seconds:.0f} seconds"
+        )
+        self.retry_after_seconds = retry_after_seconds
+
+
+_UNAVAILABLE = {
+    CoreState.LOADING: CoreUnavailable("the model is still loading", 5.0),
+    CoreState.FAILED: CoreUnavailable("the engine has stopped and is being restarted", 2.0),
+    CoreState.DRAINING: CoreUnavailable("the server is shutting down", 5.0),
+}
+
+
+class CoreStream:
+    """The events of one group of requests, in the order of each request.
+
+    While the reader is slow, tokens of one request are merged, so at most one Tokens and one
+    Finished of each request wait here. Ends after the Finished of every request.
+    """
+
+    def __init__(self, request_ids: Iterable[str]) -> None:
+        self.unfinished = set(request_ids)
+        self._answers: dict[str, Answer] = {}
+        self._finished: dict[str, Finished] = {}
+        self._changed = asyncio.Event()
+
+    def add_tokens(self, tokens: Tokens) -> None:
+        self._answers.setdefault(tokens.request_id, Answer()).add(tokens)
+        self._changed.set()
+
+    def add_finished(self, finished: Finished) -> None:
+        if finished.request_id in self.unfinished:
+            self.unfinished.remove(finished.request_id)
+            self._finished[finished.request_id] = finished
+            self._changed.set()
+
+    def __aiter__(self) -> CoreStream:
+        return self
+
+    async def __anext__(self) -> Tokens | Finished:
+        while not (self._answers or self._finished):
+            if not self.unfinished:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        for request_id in self._finished:
+            if request_id not in self._answers:
+                return self._finished.pop(request_id)
+        request_id = next(iter(self._answers))
+        return self._answers.pop(request_id).take(request_id)
+
+
+class CoreClient:
+    """Everything the HTTP side may ask of the core.
+
+    `on_stats` gets each StepStats; a core that died is reported as one with gauges of 0.
+    `on_loading` gets the progress of a load.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.state = CoreState.LOADING
+        self.info: CoreInfo | None = None
+        self.on_stats: Callable[[StepStats], None] = lambda _stats: None
+        self.on_loading: Callable[[Loading], None] = lambda _loading: None
+        self.on_ready: Callable[[CoreInfo], None] = lambda _info: None
+        self._clock = clock
+        self._writer: asyncio.StreamWriter | None = None
+        self._open: set[CoreStream] = set()  # contexts that have not been left
+        self._streams: dict[str, CoreStream] = {}  # by id, of requests that somebody waits for
+        self._unfinished: set[str] = set()  # by id, of requests that the core still owes an end
+        self._num_running = 0
+        self._retry_after = RetryAfter()
+        self._submits: list[Group] = []
+        self._aborts: list[str] = []
+        self._flush_due = False
+        self._last_sign = 0.0
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    @property
+    def num_open(self) -> int:
+        """Streams that have not been left."""
+        return len(self._open)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that the core has been given and has not ended."""
+        return len(self._unfinished)
+
+    @property
+    def num_waiting(self) -> int:
+        """Of these, those that did not run when the core last spoke; newer ones count as waiting."""
+        return max(len(self._unfinished) - self._num_running, 0)
+
+    def last_step_age(self) -> float | None:
+        """Seconds since the last sign of life of a core that has work; None if it has none."""
+        return self._clock() - self._last_sign if self._unfinished else None
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def stream(self, requests: Sequence[Request]) -> AsyncIterator[CoreStream]:
+        """The events of these requests: all are accepted or none.
+
+        They share a prompt, and their ids are unique among all open requests. Leaving the context
+        aborts what is unfinished. Raises CoreUnavailable, QueueFull on entering.
+        """
+        stream = self._enter(requests)
+        try:
+            yield stream
+        finally:
+            self._leave(stream)
+
+    def _enter(self, requests: Sequence[Request]) -> CoreStream:
+        if self.state is not CoreState.READY:
+            reason = _UNAVAILABLE[self.state]
+            raise CoreUnavailable(str(reason), reason.retry_after_seconds)
+        assert self.info is not None
+        places = self.num_waiting + len(requests) - self.info.limits.max_waiting
+        if places > 0:
+            raise QueueFull(self._retry_after.promise(len(requests), self._clock()))
+        stream = CoreStream(request.id for request in requests)
+        assert len(stream.unfinished) == len(requests), "ids are unique"
+        assert stream.unfinished.isdisjoint(self._unfinished), "ids are unique"
+        if not self._unfinished:
+            self._last_sign = self._clock()
+        self._unfinished |= stream.unfinished
+        self._streams |= dict.fromkeys(stream.unfinished, stream)
+        self._open.add(stream)
+        self._none_open.clear()
+        self._submits.append(Group.pack(requests))
+        self._flush_soon()
+        return stream
+
+    def _leave(self, stream: CoreStream) -> None:
+        for request_id in stream.unfinished:
+            del self._streams[request_id]
+        self._abort(stream.unfinished)
+        self._open.discard(stream)
+        if not self._open:
+            self._none_open.set()
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        aborts = sorted(request_ids)
+        if aborts:
+            self._aborts += aborts
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        # All commands of one turn of the event loop leave in one message.
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        submits, self._submits = self._submits, []
+        aborts, self._aborts = self._aborts, []
+        if self._writer is None:
+            return  # the connection ended meanwhile, and with it every request
+        batch: list[Group] = []
+        size = 0
+        for group in submits:
+            batch.append(group)
+            size += len(group.prompt)
+            if size > _MESSAGE_TOKENS:
+                self._writer.write(encode(Commands(tuple(batch))))
+                batch, size = [], 0
+        if batch or aborts:
+            self._writer.write(encode(Commands(tuple(batch), tuple(aborts))))
+
+    # --- the end of the server --------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Takes no more requests; those that are open go on."""
+        self.state = CoreState.DRAINING
+
+    async def wait_until_none_open(self) -> None:
+        await self._none_open.wait()
+
+    def end_all(self, message: str) -> None:
+        """Ends every open stream with an error, and its requests in the core."""
+        ids = set(self._streams)
+        self._end_streams(message)
+        self._abort(ids)
+
+    def give_up(self) -> None:
+        """No core will come any more."""
+        self.state = CoreState.FAILED
+
+    # --- one connection ---------------------------------------------------------------------------
+
+    async def serve(self, sock: socket.socket, start: Start) -> Failed | None:
+        """Uses one connection from Start to its end; what the core said at last, if it did.
+
+        However it ends, every open stream ends with an error before this returns.
+        """
+        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=_READ_LIMIT)
+        self._writer = writer
+        writer.write(encode(start))
+        failure: Failed | None = None
+        try:
+            while (body := await read_frame(reader)) is not None:
+                failure = self._receive(body) or failure
+        except WireError as error:
+            failure = Failed(FailureKind.ENGINE, str(error))
+        finally:
+            self._writer = None
+            writer.close()
+            self._lose("the engine stopped unexpectedly")
+        return failure
+
+    def _receive(self, body: bytes) -> Failed | None:
+        match decode_from_core(body):
+            case Step() as step:
+                self._receive_step(step)
+            case Loading() as loading:
+                self.on_loading(loading)
+            case Ready(info):
+                self.info = info
+                if self.state is not CoreState.DRAINING:
+                    self.state = CoreState.READY
+                self.on_ready(info)
+            case Failed() as failed:
+                return failed
+        return None
+
+    def _receive_step(self, step: Step) -> None:
+        self._last_sign = self._clock()
+        for tokens in step.tokens:
+            # A stream that was left gets no more; its requests end soon.
+            if stream := self._streams.get(tokens.request_id):
+                stream.add_tokens(tokens)
+        for finished in step.finished:
+            self._unfinished.discard(finished.request_id)
+            self._retry_after.ended(self._last_sign)
+            if stream := self._streams.pop(finished.request_id, None):
+                stream.add_finished(finished)
+        for stats in step.stats:
+            self._num_running = stats.num_running
+            self.on_stats(stats)
+
+    def _end_streams(self, message: str) -> None:
+        now = self._clock()
+        streams, self._streams = self._streams, {}
+        for request_id, stream in streams.items():
+            stream.add_finished(
+                Finished(request_id, FinishReason.ERROR, message=message, finished_at=now)
+            )
+
+    def _lose(self, message: str) -> None:
+        if self.state is CoreState.READY:
+            self.state = CoreState.FAILED
+        self._end_streams(message)
+        self._unfinished.clear()
+        self._submits.clear()
+        self._aborts.clear()
+        self._num_running = 0
+        if self.info is not None:
+            num_blocks = self.info.capacity.num_blocks
+            self.on_stats(StepStats(0, 0, 0, num_blocks, 0, 0))

@@ -1,0 +1,177 @@
+"""The engine process: builds engine and scheduler, runs the loop, talks over one socket.
+
+The only file of server/ that builds engines; everything heavy is imported inside functions, so
+that a thread of a test can use `run_core` without torch. Knows no HTTP and no text.
+
+The parent hands over a connected Unix socket pair as a file descriptor: a private channel, with
+no name in the file system that another user could connect to or that could be left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.errors import ModelFileError
+from scheduler.loop import Engine, EngineFailed, ServingLoop
+from scheduler.policy import Policy
+from scheduler.scheduler import Scheduler, SchedulerLimits
+from server.config import EngineConfig
+from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
+from server.wire import CoreInfo, Failed, FailureKind, Loading, Ready, Start
+
+log = logging.getLogger("paceline.core")
+
+EXIT_DONE = 0
+EXIT_ENGINE = 1
+EXIT_MODEL = 2
+_FLUSH_SECONDS = 2.0
+
+Report = Callable[[str, int, int], None]  # stage, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What a core consists of, once it is built."""
+
+    engine: Engine
+    limits: SchedulerLimits
+    policy: Policy
+    info: CoreInfo
+    depth: int
+
+
+Build = Callable[[Start, Report], Core]
+
+
+def run_core(sock: socket.socket, build: Build, clock: Callable[[], float] = time.monotonic) -> int:
+    """Serves one connection to its end and closes it; the exit code of the process.
+
+    Whatever goes wrong ends in a Failed message, unless nobody is left to read it.
+    """
+    inbox = CoreInbox(sock)
+    outbox = EventOutbox(sock)
+    try:
+        return _serve(inbox, outbox, build, clock)
+    except ConnectionClosed:
+        return EXIT_DONE
+    finally:
+        outbox.close(_FLUSH_SECONDS)
+        _close(sock)
+
+
+def _serve(inbox: CoreInbox, outbox: EventOutbox, build: Build, clock: Callable[[], float]) -> int:
+    start = inbox.receive_start()
+
+    def report(stage: str, done: int, total: int) -> None:
+        outbox.send(Loading(stage, done, total))
+
+    try:
+        core = build(start, report)
+    except (ModelFileError, MemoryError) as error:
+        outbox.send(Failed(FailureKind.MODEL, _one_line(error)))
+        return EXIT_MODEL
+    except Exception as error:
+        log.exception("the engine could not be built")
+        outbox.send(Failed(FailureKind.ENGINE, _one_line(error)))
+        return EXIT_ENGINE
+    outbox.send(Ready(core.info))
+    scheduler = Scheduler(core.engine.capacity, core.limits, core.policy)
+    loop = ServingLoop(scheduler, core.engine, inbox, outbox.emit, clock, core.depth)
+    try:
+        loop.run()
+    except ConnectionClosed:
+        raise
+    except Exception as error:
+        if not isinstance(error, EngineFailed):
+            log.exception("the loop broke")
+        outbox.send(Failed(FailureKind.ENGINE, _one_line(error)))
+        return EXIT_ENGINE
+    return EXIT_DONE
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _close(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the other end was faster
+    sock.close()
+
+
+# --- the same core in a thread --------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CoreThread:
+    """A core in this process: `sock` is the caller's end. Closing it ends the thread."""
+
+    sock: socket.socket
+    thread: threading.Thread
+    exit_codes: list[int] = field(default_factory=list)
+
+    def stop(self, timeout_seconds: float = 10.0) -> None:
+        _close(self.sock)
+        self.thread.join(timeout_seconds)
+        assert not self.thread.is_alive(), "the core did not end with its connection"
+
+
+def start_core_thread(
+    engine: Engine, limits: SchedulerLimits, policy: Policy, *, info: CoreInfo, depth: int = 0
+) -> CoreThread:
+    """Runs `engine` behind the real protocol in a thread; the peer still sends Start first."""
+    ours, theirs = socket.socketpair()
+    codes: list[int] = []
+
+    def build(_start: Start, _report: Report) -> Core:
+        return Core(engine, limits, policy, info, depth)
+
+    def run() -> None:
+        codes.append(run_core(theirs, build))
+
+    thread = threading.Thread(target=run, name="core", daemon=True)
+    thread.start()
+    return CoreThread(ours, thread, codes)
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str]) -> int:
+    """`python -m server.core_process FD PARENT_PID`."""
+    descriptor, parent_pid = (int(argument) for argument in argv)
+    _die_with(parent_pid)
+    os.set_inheritable(descriptor, False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Ctrl-C and a stopped unit reach the whole group; the parent decides when we end.
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(
+        level=logging.INFO, format="%(levelname)s core: %(message)s", stream=sys.stderr
+    )
+    return run_core(socket.socket(fileno=descriptor), build_core)
+
+
+def _die_with(parent_pid: int) -> None:
+    """Asks Linux to kill us when the parent dies, even in the middle of a long step."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        raise SystemExit(EXIT_DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""Events that wait for a slow reader, merged so that they never outgrow the answers themselves.
+
+Used at both ends of the socket: in the core while the socket is full, in the API while a client
+reads slowly. Pure data: knows neither sockets nor loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+
+from scheduler.types import Event, Finished, FirstToken, StepStats, TokenLogprobs, Tokens
+from server.wire import Step
+
+# One message carries about this many tokens and log-probabilities; more go into the next one.
+_MESSAGE_ITEMS = 1 << 17
+# Beyond this many unsent turns their stats are summed: sums stay right, the detail is lost.
+_MAX_UNSENT_STATS = 1024
+
+
+class Answer:
+    """The tokens of one request that nobody has taken yet, merged into one event."""
+
+    __slots__ = ("first", "logprobs", "prompt_logprobs", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.first: FirstToken | None = None
+
+    def add(self, tokens: Tokens) -> None:
+        self.token_ids += tokens.token_ids
+        self.logprobs += tokens.logprobs
+        self.prompt_logprobs += tokens.prompt_logprobs
+        self.first = self.first or tokens.first
+
+    def size(self) -> int:
+        return len(self.token_ids) + len(self.logprobs) + len(self.prompt_logprobs)
+
+    def take(self, request_id: str) -> Tokens:
+        return Tokens(
+            request_id,
+            tuple(self.token_ids),
+            tuple(self.logprobs),
+            tuple(self.prompt_logprobs),
+            self.first,
+        )
+
+
+class EventBacklog:
+    """Unsent events, merged by request, so that they never outgrow the answers themselves."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, Answer] = {}
+        self._finished: dict[str, Finished] = {}
+        self._stats: list[StepStats] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._answers or self._finished or self._stats)
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case Tokens():
+                    self._answers.setdefault(event.request_id, Answer()).add(event)
+                case Finished():
+                    self._finished[event.request_id] = event
+                case StepStats():
+                    self._add_stats(event)
+
+    def _add_stats(self, stats: StepStats) -> None:
+        if len(self._stats) < _MAX_UNSENT_STATS:
+            self._stats.append(stats)
+        else:
+            self._stats[-1] = _sum_stats(self._stats[-1], stats)
+
+    def take(self) -> Step:
+        """The next message: a bounded part of the tokens, and each end whose tokens are out."""
+        tokens: list[Tokens] = []
+        size = 0
+        while self._answers and size < _MESSAGE_ITEMS:
+            request_id = next(iter(self._answers))
+            answer = self._answers.pop(request_id)
+            size += answer.size()
+            tokens.append(answer.take(request_id))
+        ended = [key for key in self._finished if key not in self._answers]
+        finished = tuple(self._finished.pop(key) for key in ended)
+        stats, self._stats = self._stats, []
+        return Step(tuple(tokens), finished, tuple(stats))
+
+
+# Gauges are the newest; all other numbers of StepStats belong to their turn and add up.
+_GAUGES = ("step", "num_running", "num_waiting", "num_blocks", "num_blocks_used")
+_GAUGES += ("num_blocks_cached",)
+_SUMS = tuple(field.name for field in fields(StepStats) if field.name not in _GAUGES)
+
+
+def _sum_stats(old: StepStats, new: StepStats) -> StepStats:
+    return replace(new, **{name: getattr(old, name) + getattr(new, name) for name in _SUMS})
