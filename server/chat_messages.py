@@ -1,0 +1,133 @@
+"""Brings the messages of a request into the form that a chat template can take, losing none.
+
+Pure: messages and traits in, messages out. Rules: text parts become one text with a line break
+between them unless the template takes parts; absent, null and empty content are ""; arguments of
+tool calls become mappings; `developer` is `system` to a template that does not know it; what a
+template would leave out without a word is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.template_traits import ArgumentForm, ContentForms, TemplateTraits
+
+PART_JOINER = "\n"
+_UNPROBED = ContentForms(text=True, parts=False)
+
+
+class TemplateError(ValueError):
+    """A conversation that cannot be rendered: the client's error, with a message for the client.
+
+    `param` names the place in the request, such as "messages[1].content", if there is one.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def fit_messages(
+    messages: Sequence[Mapping[str, Any]], traits: TemplateTraits, *, knows_developer: bool
+) -> list[dict[str, Any]]:
+    """New messages for a template with these traits; raises TemplateError."""
+    return [
+        _fit(f"messages[{index}]", message, traits, knows_developer=knows_developer)
+        for index, message in enumerate(messages)
+    ]
+
+
+def _fit(
+    where: str, message: Mapping[str, Any], traits: TemplateTraits, *, knows_developer: bool
+) -> dict[str, Any]:
+    fitted = {name: value for name, value in message.items() if value is not None}
+    if fitted.get("role") == "developer" and not knows_developer:
+        fitted["role"] = "system"
+    role = fitted.get("role")
+    if not isinstance(role, str):
+        raise TemplateError("A message needs a role.", f"{where}.role")
+    forms = traits.content.get("system" if role == "developer" else role, _UNPROBED)
+    fitted["content"] = _content(f"{where}.content", role, fitted.get("content"), forms)
+    calls = fitted.pop("tool_calls", None)
+    if calls:
+        calls = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+        if traits.arguments is ArgumentForm.UNKNOWN:
+            fitted["content"] = _append_text(fitted["content"], _calls_text(calls))
+        else:
+            fitted["tool_calls"] = [_formed(call, traits.arguments) for call in calls]
+    return fitted
+
+
+def _content(
+    where: str, role: str, content: Any, forms: ContentForms
+) -> str | list[dict[str, Any]]:
+    if content is None or content == []:
+        return ""
+    texts = [content] if isinstance(content, str) else _texts(where, content)
+    if not any(texts):
+        return ""
+    if forms.parts and (not isinstance(content, str) or not forms.text):
+        return [{"type": "text", "text": text} for text in texts]
+    if not forms.text:
+        raise TemplateError(
+            f"This model's chat template leaves out messages of role '{role}'.", where
+        )
+    return PART_JOINER.join(texts)
+
+
+def _texts(where: str, content: Any) -> list[str]:
+    if not isinstance(content, list):
+        raise TemplateError("Content must be a string or a list of parts.", where)
+    texts = []
+    for index, part in enumerate(content):
+        is_text = isinstance(part, Mapping) and part.get("type") == "text"
+        if not is_text or not isinstance(part.get("text"), str):
+            raise TemplateError("Only text parts are supported.", f"{where}[{index}]")
+        texts.append(part["text"])
+    return texts
+
+
+def _call(where: str, call: Any) -> dict[str, Any]:
+    """The tool call with its arguments as a mapping."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise TemplateError("A tool call needs a function with a name.", f"{where}.function")
+    arguments = _arguments(f"{where}.function.arguments", function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _arguments(where: str, arguments: Any) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else None
+        except (ValueError, RecursionError):
+            raise TemplateError(f"{where} is not valid JSON.", where) from None
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping):
+        raise TemplateError(f"{where} must be a JSON object.", where)
+    return dict(arguments)
+
+
+def _formed(call: dict[str, Any], form: ArgumentForm) -> dict[str, Any]:
+    if form is ArgumentForm.MAPPING:
+        return call
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _json(function["arguments"])}}
+
+
+def _calls_text(calls: Sequence[dict[str, Any]]) -> str:
+    """Tool calls as text, for a template that shows none."""
+    return _json({"tool_calls": [call["function"] for call in calls]})
+
+
+def _append_text(content: str | list[dict[str, Any]], text: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": text}]
+    return content + PART_JOINER + text if content else text
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,102 @@
+"""What a chat template can take, found by rendering small conversations and reading the result.
+
+Behaviour is asked, not the source: templates reach the content of a message through slices, macros
+and renamed variables that no reading of the syntax tree follows. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+Message = Mapping[str, Any]
+# The text of a conversation, None if the template refuses it.
+TryRender = Callable[[Sequence[Message]], str | None]
+
+_WORD = "pacelineword"
+_NAME, _KEY, _VALUE = "paceline_name", "paceline_key", "pacelinevalue"
+_CALL_ID = "paceline1"  # nine letters and digits, as Mistral's templates demand
+
+
+class ArgumentForm(Enum):
+    """The form in which a template wants the arguments of a tool call."""
+
+    MAPPING = "mapping"
+    JSON_TEXT = "JSON text"
+    UNKNOWN = "unknown"  # the template does not show tool calls
+
+
+@dataclass(frozen=True, slots=True)
+class ContentForms:
+    """Which forms of content of one role reach the prompt whole."""
+
+    text: bool
+    parts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """Content forms by role, and the form of tool call arguments."""
+
+    content: Mapping[str, ContentForms]
+    arguments: ArgumentForm
+
+
+def learn_traits(attempt: TryRender) -> TemplateTraits:
+    """The traits of the template behind `attempt`, at a price of about ten small renders."""
+    arguments = _argument_form(attempt)
+    content = {role: _content_forms(attempt, role, arguments) for role in _CONVERSATIONS}
+    return TemplateTraits(content, arguments)
+
+
+def _argument_form(attempt: TryRender) -> ArgumentForm:
+    for form, arguments in (
+        (ArgumentForm.MAPPING, {_KEY: _VALUE}),
+        (ArgumentForm.JSON_TEXT, json.dumps({_KEY: _VALUE})),
+    ):
+        text = attempt([_user("a"), _call(arguments), _tool("b")])
+        if text is not None and _NAME in text and _VALUE in text and f"'{_KEY}'" not in text:
+            return form
+    return ArgumentForm.UNKNOWN
+
+
+def _content_forms(attempt: TryRender, role: str, arguments: ArgumentForm) -> ContentForms:
+    """A role that the template refuses altogether counts as text, so that it says so itself."""
+    conversation = _CONVERSATIONS[role]
+    call = _call({} if arguments is ArgumentForm.MAPPING else "{}")
+    text = attempt(conversation(_WORD, call))
+    parts = attempt(conversation([{"type": "text", "text": _WORD}], call))
+    return ContentForms(
+        text=text is None or _WORD in text,
+        parts=parts is not None and _WORD in parts and f"'{_WORD}'" not in parts,
+    )
+
+
+def _user(content: Any) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _tool(content: Any) -> Message:
+    return {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": content}
+
+
+def _call(arguments: Any) -> Message:
+    function = {"name": _NAME, "arguments": arguments}
+    call = {"id": _CALL_ID, "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+# role -> the shortest conversation with a message of that role, given its content and a tool call
+_CONVERSATIONS: dict[str, Callable[[Any, Message], Sequence[Message]]] = {
+    "system": lambda content, _: [{"role": "system", "content": content}, _user("a")],
+    "user": lambda content, _: [_user(content)],
+    "assistant": lambda content, _: [
+        _user("a"),
+        {"role": "assistant", "content": content},
+        _user("b"),
+    ],
+    "tool": lambda content, call: [_user("a"), call, _tool(content)],
+}

@@ -1,0 +1,179 @@
+"""The program that renders chat templates, run as a child process and fed through its stdin socket.
+
+A template comes from a model file or a person, and no sandbox bounds its work: nested loops,
+huge strings and numbers. So it runs here, where the kernel enforces the limits: an alarm that
+nothing catches ends a render that takes too long, RLIMIT_AS one that wants too much memory. Knows
+only the standard library and jinja2; the other end is template_process.py.
+
+A message is a 4-byte big-endian length and that many bytes of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MEMORY_LIMIT_BYTES = 1 << 30  # address space of this process, of which Python and jinja2 need 10 %
+
+
+class RaisedByTemplate(Exception):
+    """The template called raise_exception: the message is meant for the person who asked."""
+
+
+class OutputTooLong(Exception):
+    """The text grew past the limit."""
+
+
+class GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks answers for training; here it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """The environment that transformers gives to chat templates, so that they mean the same."""
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, GenerationTag]
+    )
+    made.filters["tojson"] = to_json
+    made.globals["raise_exception"] = raise_exception
+    made.globals["strftime_now"] = strftime_now
+    return made
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter of transformers: jinja2's own escapes HTML and sorts keys."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def raise_exception(message: object) -> NoReturn:
+    raise RaisedByTemplate(str(message))
+
+
+def strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def render(template: jinja2.Template, variables: dict[str, Any], max_chars: int) -> str:
+    """The text of the template; raises OutputTooLong as soon as it has grown too long."""
+    parts: list[str] = []
+    total = 0
+    for part in template.generate(**variables):
+        total += len(part)
+        if total > max_chars:
+            raise OutputTooLong
+        parts.append(part)
+    return "".join(parts)
+
+
+def answer(action: Callable[[], str]) -> dict[str, str]:
+    """{"text"} of the action, or {"error", "kind"} with one line that shows no source."""
+    try:
+        return {"text": action()}
+    except RaisedByTemplate as error:
+        return {"kind": "raised", "error": str(error)}
+    except SecurityError as error:
+        return {"kind": "failed", "error": f"it does what a sandbox forbids: {error}"}
+    except jinja2.TemplateSyntaxError as error:
+        return {"kind": "failed", "error": f"line {error.lineno}: {error.message}"}
+    except OutputTooLong:
+        return {"kind": "limit", "error": "its text is too long"}
+    except MemoryError:
+        return {"kind": "limit", "error": "it needs too much memory"}
+    except RecursionError:
+        return {"kind": "limit", "error": "it recurses too deep"}
+    except Exception as error:  # whatever a template does wrong is the template's error
+        return {"kind": "failed", "error": str(error) or type(error).__name__}
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer requests until the other end closes.
+
+    {"sources", "seconds"} compiles a set of templates, {"name", "variables", "max_chars",
+    "seconds"} renders one of them.
+    """
+    made = environment()
+    compiled: dict[str, jinja2.Template] = {}
+
+    def act(request: dict[str, Any]) -> str:
+        if "sources" in request:
+            compiled.update({k: made.from_string(v) for k, v in request["sources"].items()})
+            return ""
+        return render(compiled[request["name"]], request["variables"], request["max_chars"])
+
+    send(channel, {"text": ""})
+    while (request := receive(channel)) is not None:
+        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+        reply = answer(partial(act, request))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        send(channel, reply)
+
+
+def send(channel: socket.socket, message: dict[str, Any]) -> None:
+    # A template can cut a character of the JSON escapes it is given into a lone surrogate.
+    data = json.dumps(message, ensure_ascii=False).encode("utf-8", errors="replace")
+    channel.sendall(struct.pack(">I", len(data)) + data)
+
+
+def receive(channel: socket.socket) -> dict[str, Any] | None:
+    header = read_exactly(channel, 4)
+    if header is None:
+        return None
+    body = read_exactly(channel, struct.unpack(">I", header)[0])
+    return None if body is None else json.loads(body)
+
+
+def read_exactly(channel: socket.socket, count: int) -> bytes | None:
+    """`count` bytes, or None if the other end closed first."""
+    data = bytearray()
+    while len(data) < count:
+        part = channel.recv(min(count - len(data), 1 << 20))
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us too; we end with EOF
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with socket.socket(fileno=0) as channel:
+        serve(channel)
+
+
+if __name__ == "__main__":
+    main()
