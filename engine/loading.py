@@ -1,0 +1,63 @@
+"""From a path to a model that is ready to run: picks the format, config and weights together.
+
+It must not know where models come from (engine/default_model.py does) nor what runs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.decoder import Decoder
+from engine.errors import ModelFileError
+from engine.gguf_config import from_gguf
+from engine.gguf_file import open_gguf
+from engine.gguf_weights import GGUFWeights
+from engine.huggingface_config import from_huggingface
+from engine.model_config import ModelConfig
+from engine.safetensors_files import SafetensorsWeights
+from engine.weights import LoadOptions, Progress, WeightSource, load_decoder
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """`warnings` are lines for the operator: what in the files was left unused."""
+
+    config: ModelConfig
+    decoder: Decoder
+    warnings: tuple[str, ...] = ()
+
+
+def load_config(path: Path) -> ModelConfig:
+    """The config alone, without reading weights. Raises ModelFileError."""
+    return from_huggingface(path) if path.is_dir() else from_gguf(open_gguf(path))
+
+
+def load_model(
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None = None,
+    max_model_len: int | None = None,
+) -> LoadedModel:
+    """Load a Hugging Face directory or a .gguf file.
+
+    `max_model_len` is the longest sequence to be served (default: the model's context length).
+    Raises ModelFileError, one line, for anything wrong with the files.
+    """
+    source: WeightSource
+    if path.is_dir():
+        config = from_huggingface(path)
+        source = SafetensorsWeights(path)
+    elif path.exists():
+        file = open_gguf(path)
+        config = from_gguf(file)
+        source = GGUFWeights(file, config)
+    else:
+        raise ModelFileError(f"{path}: no such file or directory")
+    options = LoadOptions(dtype, device, max_model_len or config.context_length)
+    decoder, warnings = load_decoder(config, source, options, progress)
+    return LoadedModel(config, decoder, tuple(warnings))
