@@ -1,0 +1,115 @@
+"""Request traces and length files: CSV or JSONL, plain or gzipped.
+
+It owns the file format: `arrival_s,input_tokens,output_tokens[,session]` a row; JSONL adds
+`hash_ids` (prefix-chained block ids) or `hash_runs` (`[[first_id, count], ...]`, local to their
+session). An empty arrival_s means that only lengths are known. It must not know prompts or HTTP.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class TraceError(ValueError):
+    """The file is not a trace; the message says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request. Blocks with equal keys stand for equal tokens."""
+
+    arrival_seconds: float | None
+    input_tokens: int
+    output_tokens: int
+    session: str = ""
+    block_keys: tuple[str, ...] = ()
+
+
+def read_trace(path: Path) -> list[TraceRow]:
+    """Rows in order of arrival. Raises TraceError; OSError if there is no such file."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    jsonl = path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+    rows = []
+    try:
+        with opener(path, "rt", encoding="utf-8", newline="") as file:
+            for number, fields in _fields(file, jsonl):
+                rows.append(_row(fields, f"{path.name}:{number}"))
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as error:
+        raise TraceError(f"{path.name}: {error}") from None
+    if not rows:
+        raise TraceError(f"{path.name} holds no request")
+    return sorted(rows, key=lambda row: row.arrival_seconds or 0.0)
+
+
+def block_tokens(rows: Sequence[TraceRow]) -> int:
+    """The block size that fits the ids: the smallest for which ceil(input / size) = their number.
+
+    Where none fits every row (a last partial block may be left out), the one that fits most.
+    """
+    with_blocks = [row for row in rows if row.block_keys]
+    if not with_blocks:
+        return 0
+
+    def misfits(size: int) -> int:
+        return sum(
+            len(row.block_keys)
+            not in (row.input_tokens // size, math.ceil(row.input_tokens / size))
+            for row in with_blocks
+        )
+
+    return min(BLOCK_SIZES, key=misfits)
+
+
+def _fields(file: IO[str], jsonl: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    if not jsonl:
+        yield from enumerate(csv.DictReader(file), start=2)
+        return
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise TraceError(f"line {number} is not a JSON object")
+        yield number, fields
+
+
+def _row(fields: dict[str, Any], where: str) -> TraceRow:
+    try:
+        arrival = fields.get("arrival_s")
+        session = fields.get("session")
+        row = TraceRow(
+            arrival_seconds=None if arrival in (None, "") else float(arrival),
+            input_tokens=int(fields["input_tokens"]),
+            output_tokens=int(fields["output_tokens"]),
+            session="" if session is None else str(session),
+            block_keys=_block_keys(fields, session),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"no column {error}" if isinstance(error, KeyError) else str(error)
+        raise TraceError(f"{where}: {reason}") from None
+    if row.input_tokens < 0 or row.output_tokens < 0:
+        raise TraceError(f"{where}: negative token count")
+    if row.arrival_seconds is not None and not 0 <= row.arrival_seconds < math.inf:
+        raise TraceError(f"{where}: arrival_s {arrival} is not a time")
+    return row
+
+
+def _block_keys(fields: dict[str, Any], session: Any) -> tuple[str, ...]:
+    if "hash_runs" in fields:
+        runs = fields["hash_runs"]
+        return tuple(
+            f"{session}/{block}" for first, count in runs for block in range(first, first + count)
+        )
+    return tuple(str(block) for block in fields.get("hash_ids", ()))
