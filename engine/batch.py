@@ -1,0 +1,116 @@
+"""Step plans as tensors: the slot tables and the flat batch that a step computes.
+
+Owns the token table and the block tables of the slots. Must not know models or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scheduler.types import StepPlan
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All tokens of a step, row after row, without padding.
+
+    row 0 (length 3)  row 1 (length 1)  row 2 (length 2)
+    t0 t1 t2          t3                t4 t5            tokens
+    offsets = 0       3                 4      6         rows + 1
+
+    Per-row columns stay on the host, where kernels plan their work; per-token columns are on the
+    device. A kv slot is block_id * block_size + offset in the block.
+    """
+
+    starts: Ints  # [rows] position of each row's first token
+    lengths: Ints  # [rows]
+    offsets: Ints  # [rows + 1]
+    block_tables: NDArray[np.int32]  # [rows, blocks], -1 = unused
+    token_ids: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64
+    kv_slots: Tensor  # [tokens] int64
+
+    @property
+    def ends(self) -> Ints:
+        """[rows] the position after each row's last token, which is its length in KV."""
+        return self.starts + self.lengths
+
+
+def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A host array as a device tensor; on cuda the copy does not block the host."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class SlotTables:
+    """What each slot holds: its token ids (on the device) and its block table (on the host).
+
+    token_table[slot, position] is written at admission and by each sampled token, so that a step
+    reads tokens which the host may not have seen yet.
+    """
+
+    def __init__(
+        self, *, num_slots: int, max_model_len: int, block_size: int, device: torch.device
+    ) -> None:
+        # One column more: the token sampled at the last position has a place, though none reads it.
+        self.token_table = torch.zeros(
+            (num_slots, max_model_len + 1), dtype=torch.int64, device=device
+        )
+        max_blocks = -(-max_model_len // block_size)
+        self._block_tables = np.full((num_slots, max_blocks), -1, dtype=np.int32)
+        self._block_size = block_size
+        self._device = device
+
+    def admit(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Reset the slot: these tokens and no blocks."""
+        self._block_tables[slot] = -1
+        ids = np.array(token_ids, dtype=np.int64)
+        self.token_table[slot, : len(ids)] = to_device(ids, self._device)
+
+    def set_blocks(self, plan: StepPlan) -> None:
+        """Apply the plan's block columns."""
+        self._block_tables[np.asarray(plan.block_slots), np.asarray(plan.block_indices)] = (
+            np.asarray(plan.block_ids)
+        )
+
+    def batch(self, plan: StepPlan) -> Batch:
+        """The plan's rows as one flat batch; no work in Python grows with the tokens."""
+        slots = np.asarray(plan.slots, dtype=np.int64)
+        starts = np.asarray(plan.starts, dtype=np.int64)
+        lengths = np.asarray(plan.lengths, dtype=np.int64)
+        offsets = np.zeros(len(slots) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+
+        row_of_token = np.repeat(np.arange(len(slots)), lengths)
+        positions = np.arange(offsets[-1]) + (starts - offsets[:-1])[row_of_token]
+        slot_of_token = slots[row_of_token]
+        block_index, in_block = np.divmod(positions, self._block_size)
+        block_ids = self._block_tables[slot_of_token, block_index].astype(np.int64)
+        assert (block_ids >= 0).all(), "a row reaches beyond its block table"
+
+        columns = np.stack((slot_of_token, positions, block_ids * self._block_size + in_block))
+        on_device = to_device(columns, self._device)
+        width = -(-int((starts + lengths).max()) // self._block_size)
+        return Batch(
+            starts=starts,
+            lengths=lengths,
+            offsets=offsets,
+            block_tables=self._block_tables[slots, :width],
+            token_ids=self.token_table[on_device[0], on_device[1]],
+            positions=on_device[1],
+            kv_slots=on_device[2],
+        )
+
+    def write_tokens(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+        """Set token_table[slots[i], positions[i]] = token_ids[i]; all [rows] int64."""
+        self.token_table[slots, positions] = token_ids

@@ -1,0 +1,154 @@
+"""The KV cache: how many tokens fit a memory budget, the pool itself, writing and copying blocks.
+
+Knows bytes and blocks. Must not know sequences, sharing or eviction: who holds a block is the
+scheduler's business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+GIB = 1 << 30
+GB = 10**9
+
+# What a broken row may leave in the pool. A larger (or NaN) value is stored as 0, so that a block's
+# next owner, whose mask meets stale entries as 0 * value or value - inf, can never see a NaN.
+MAX_STORED = 1e18
+
+
+class KVShape(Protocol):
+    """The part of a model's configuration that decides the size of its KV."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def kv_bytes_per_token(config: KVShape, dtype: torch.dtype) -> int:
+    """2 (keys and values) x layers x kv_heads x head_dim x bytes of one element."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def blocks_for(memory_bytes: int, *, bytes_per_token: int, block_size: int) -> int:
+    """Whole blocks that fit `memory_bytes` beside the one spare block that the pool always has.
+
+    Raises ValueError if not even one fits.
+    """
+    block_bytes = bytes_per_token * block_size
+    num_blocks = memory_bytes // block_bytes - 1
+    if num_blocks < 1:
+        raise ValueError(
+            f"a KV memory of {memory_bytes} bytes holds no block: {block_size} tokens x "
+            f"{bytes_per_token} bytes = {block_bytes} bytes, and one block is kept spare"
+        )
+    return num_blocks
+
+
+def useful_blocks(*, max_running: int, max_model_len: int, block_size: int) -> int:
+    """Blocks that `max_running` sequences of full length hold; beyond it only the prefix cache."""
+    return max_running * -(-max_model_len // block_size)
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that are free now: of the GPU, or of the machine's (or container's) RAM."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_available_ram(), _cgroup_headroom())
+
+
+def _available_ram() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_headroom() -> int:
+    """What the container may still take (cgroup v2); without a limit, more than any machine has."""
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if not (limit.exists() and used.exists()):
+        return 1 << 62
+    text = limit.read_text().strip()
+    return 1 << 62 if text == "max" else max(0, int(text) - int(used.read_text()))
+
+
+def describe(config: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size: int) -> str:
+    """The KV budget as printed at start: the formula and its result."""
+    tokens = num_blocks * block_size
+    total = tokens * kv_bytes_per_token(config, dtype)
+    return (
+        f"KV cache: 2 x {config.num_layers} layers x {config.num_kv_heads} kv_heads x "
+        f"{config.head_dim} head_dim x {dtype.itemsize} bytes x {tokens} tokens = {total} bytes "
+        f"= {total / GIB:.2f} GiB = {total / GB:.2f} GB ({num_blocks} blocks of {block_size})"
+    )
+
+
+class KVCache:
+    """The pool of KV blocks of all layers, allocated once.
+
+    layers [layers, 2, num_blocks + 1, block_size, kv_heads, head_dim]
+                    |  the last block is spare: never written, all zero; unused
+                    |  table entries point at it
+                    0 = keys, 1 = values
+    """
+
+    def __init__(
+        self,
+        config: KVShape,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.layers = torch.zeros(
+            (config.num_layers, 2, num_blocks + 1, block_size, self.num_kv_heads, self.head_dim),
+            dtype=dtype,
+            device=device,
+        )
+
+    @property
+    def spare_block(self) -> int:
+        """The block that is all zero."""
+        return self.num_blocks
+
+    def write(self, layer: int, kv_slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [tokens, kv_heads, head_dim] at kv_slots [tokens] int64.
+
+        A kv slot is block_id * block_size + offset.
+        """
+        flat = self.layers[layer].flatten(1, 2)
+        for part, new in enumerate((keys, values)):
+            new = new.to(flat.dtype)
+            flat[part].index_copy_(0, kv_slots, torch.where(new.abs() <= MAX_STORED, new, 0))
+
+    def gather(self, layer: int, block_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of block_ids [items, blocks] int64.
+
+        Each is [items, blocks * block_size, kv_heads, head_dim] float32.
+        """
+        shape = (block_ids.shape[0], -1, self.num_kv_heads, self.head_dim)
+        pool, flat_ids = self.layers[layer].flatten(2), block_ids.flatten()
+        keys = pool[0].index_select(0, flat_ids).view(shape)
+        values = pool[1].index_select(0, flat_ids).view(shape)
+        return keys.to(torch.float32), values.to(torch.float32)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, target) each, in order: a later pair sees an earlier one."""
+        for source, target in pairs:
+            self.layers[:, :, target].copy_(self.layers[:, :, source])
