@@ -208,6 +208,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "policy", _choice("fcfs", "priority"), "order of the waiting: fcfs or priority", "P"
         ),
+        Option("max_chunk_tokens", _whole(1, 10**6), "prefill of one request in one step"),
         Option("prefix_caching", _yes_or_no, "reuse the KV of equal prefixes"),
         Option("depth", _whole(0, 1), "1 plans the next step while one runs"),
     ),

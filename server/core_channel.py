@@ -56,7 +56,10 @@ class CoreInbox:
         return first
 
     def take(self, *, block: bool) -> list[Command]:
-        """What came since the last call; waits for something if `block`. Raises ConnectionClosed."""
+        """What came since the last call; waits for something if `block`.
+
+        Raises ConnectionClosed.
+        """
         self._read()
         while block and not self._messages:
             self._wait()

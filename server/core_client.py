@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
 
+from scheduler.policy import max_total_tokens, never_fits
 from scheduler.types import Finished, FinishReason, Request, StepStats, Tokens
 from server.event_backlog import Answer
 from server.retry_after import RetryAfter
@@ -39,7 +40,7 @@ _READ_LIMIT = 1 << 20
 
 
 class CoreState(StrEnum):
-    """LOADING before it first was ready; FAILED from a death until it is ready again, or for good."""
+    """LOADING before it first was ready; FAILED from a death until it is ready again."""
 
     LOADING = "loading"
     READY = "ready"
@@ -63,6 +64,10 @@ class QueueFull(Exception):
             f"too many requests are waiting; try again in {retry_after_seconds:.0f} seconds"
         )
         self.retry_after_seconds = retry_after_seconds
+
+
+class NeverFits(Exception):
+    """This request would not fit the core even alone."""
 
 
 _UNAVAILABLE = {
@@ -152,7 +157,7 @@ class CoreClient:
 
     @property
     def num_waiting(self) -> int:
-        """Of these, those that did not run when the core last spoke; newer ones count as waiting."""
+        """Of these, those that did not run when the core last spoke; the newest count too."""
         return max(len(self._unfinished) - self._num_running, 0)
 
     def last_step_age(self) -> float | None:
@@ -166,7 +171,7 @@ class CoreClient:
         """The events of these requests: all are accepted or none.
 
         They share a prompt, and their ids are unique among all open requests. Leaving the context
-        aborts what is unfinished. Raises CoreUnavailable, QueueFull on entering.
+        aborts what is unfinished. Raises CoreUnavailable, QueueFull, NeverFits on entering.
         """
         stream = self._enter(requests)
         try:
@@ -179,8 +184,13 @@ class CoreClient:
             reason = _UNAVAILABLE[self.state]
             raise CoreUnavailable(str(reason), reason.retry_after_seconds)
         assert self.info is not None
-        places = self.num_waiting + len(requests) - self.info.limits.max_waiting
-        if places > 0:
+        if any(never_fits(request, self.info.capacity) for request in requests):
+            raise NeverFits(
+                f"prompt and answer exceed {max_total_tokens(self.info.capacity)} tokens"
+            )
+        # The scheduler's own rule; ours counts at least what it counts, so it never refuses.
+        limits = self.info.limits
+        if self.num_unfinished + len(requests) > limits.max_running + limits.max_waiting:
             raise QueueFull(self._retry_after.promise(len(requests), self._clock()))
         stream = CoreStream(request.id for request in requests)
         assert len(stream.unfinished) == len(requests), "ids are unique"
@@ -198,12 +208,13 @@ class CoreClient:
     def _leave(self, stream: CoreStream) -> None:
         for request_id in stream.unfinished:
             del self._streams[request_id]
-        self._abort(stream.unfinished)
+        self.abort(stream.unfinished)
         self._open.discard(stream)
         if not self._open:
             self._none_open.set()
 
-    def _abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests of streams that go on for others; their Finished still comes."""
         aborts = sorted(request_ids)
         if aborts:
             self._aborts += aborts
@@ -245,7 +256,12 @@ class CoreClient:
         """Ends every open stream with an error, and its requests in the core."""
         ids = set(self._streams)
         self._end_streams(message)
-        self._abort(ids)
+        self.abort(ids)
+
+    def send_drain(self) -> None:
+        """Lets the core end by itself once it owes nothing."""
+        if self._writer is not None:
+            self._writer.write(encode(Commands(drain=True)))
 
     def give_up(self) -> None:
         """No core will come any more."""

@@ -9,8 +9,8 @@ no name in the file system that another user could connect to or that could be l
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -20,13 +20,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from engine.errors import ModelFileError
 from scheduler.loop import Engine, EngineFailed, ServingLoop
 from scheduler.policy import Policy
 from scheduler.scheduler import Scheduler, SchedulerLimits
-from server.config import EngineConfig
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
 from server.wire import CoreInfo, Failed, FailureKind, Loading, Ready, Start
 
@@ -105,10 +103,8 @@ def _one_line(error: BaseException) -> str:
 
 
 def _close(sock: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the other end may have been faster
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the other end was faster
     sock.close()
 
 
@@ -117,14 +113,15 @@ def _close(sock: socket.socket) -> None:
 
 @dataclass(slots=True)
 class CoreThread:
-    """A core in this process: `sock` is the caller's end. Closing it ends the thread."""
+    """A core in this process: `sock` is the caller's end, and the caller's to close."""
 
     sock: socket.socket
     thread: threading.Thread
     exit_codes: list[int] = field(default_factory=list)
 
     def stop(self, timeout_seconds: float = 10.0) -> None:
-        _close(self.sock)
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.thread.join(timeout_seconds)
         assert not self.thread.is_alive(), "the core did not end with its connection"
 
@@ -162,6 +159,9 @@ def main(argv: Sequence[str]) -> int:
         level=logging.INFO, format="%(levelname)s core: %(message)s", stream=sys.stderr
     )
     return run_core(socket.socket(fileno=descriptor), build_core)
+
+
+def build_core(start: Start, report: Report) -> Core: ...
 
 
 def _die_with(parent_pid: int) -> None:

@@ -1,0 +1,90 @@
+"""The `paceline` command: serve, chat, bench.
+
+Owns the top of the command line only. What a subcommand needs is imported when it runs, so that
+`--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+_SERVE_EPILOG = """\
+MODEL is a Hugging Face directory, a .gguf file, or a hub name where there is a network; without
+one, the embedded SmolLM2-135M-Instruct is served.
+
+Each flag is also a variable (--max-running is PACELINE_MAX_RUNNING) and a key of the --config
+file (max_running = 64). Flags win over variables, variables over the file.
+
+Signals: SIGTERM or Ctrl-C lets running streams finish, for --drain-seconds; a second one stops at
+once. Exit codes: 0 stopped, 1 engine or port failed, 2 a wrong setting or model.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of `paceline ARGV`."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["bench"]:
+        # Its flags are its own, so it parses them itself.
+        from bench.__main__ import main as bench_main
+
+        return bench_main(arguments[1:])
+    parsed = _parser().parse_args(arguments)
+    if parsed.command == "chat":
+        from server.chat_cli import chat
+
+        return chat(parsed.url, api_key=parsed.api_key, max_tokens=parsed.max_tokens)
+    return _serve(parsed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from server.config import add_arguments
+
+    parser = argparse.ArgumentParser(
+        prog="paceline", description="An LLM server that keeps a pace it can promise."
+    )
+    parser.add_argument("--version", action="version", version=f"paceline {version('paceline')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model over an OpenAI-style HTTP API.",
+        epilog=_SERVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(serve)
+    chat = commands.add_parser("chat", help="talk to a running server in this terminal")
+    chat.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)"
+    )
+    chat.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default=os.environ.get("PACELINE_API_KEY", ""),
+        help="default: the variable PACELINE_API_KEY",
+    )
+    chat.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    commands.add_parser(
+        "bench", help="drive any OpenAI-style server and report its latencies", add_help=False
+    )
+    return parser
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    from server.config import ConfigError, read_settings
+
+    try:
+        settings = read_settings(parsed, os.environ)
+    except ConfigError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return 2
+    from server.serve import serve
+
+    return serve(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

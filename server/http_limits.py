@@ -1,0 +1,127 @@
+"""The HTTP/1.1 protocol of uvicorn with limits on the head of a request and on its patience.
+
+httptools collects a header for as long as it grows, and uvicorn gives a connection any time to
+send one. Here a head beyond the limit gets 431, one that does not arrive in time 408, and both
+connections are closed. Bodies are limited where they are read. Knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+# A new connection has this long to send its first head, a begun head to end.
+HEAD_SECONDS = 30.0
+MAX_HEADERS = 256
+
+_ANSWERS = {
+    400: ("Bad Request", "this is not an HTTP request", "bad_request"),
+    408: ("Request Timeout", "the request did not arrive in time", "request_timeout"),
+    431: (
+        "Request Header Fields Too Large",
+        "the head of the request is too large",
+        "headers_too_large",
+    ),
+}
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Counts the bytes of a head as they arrive, finished header or not."""
+
+    max_header_bytes = 64 << 10
+    head_seconds = HEAD_SECONDS
+
+    _head_bytes = 0  # received of a head that is not complete
+    _headers_size = 0  # of complete headers
+    _in_body = False
+    _status = 400
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if not self._in_body:
+            if self._timer is None:
+                self._start_timer()
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if not self._in_body and self._head_bytes > self.max_header_bytes:
+            self._refuse(431)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._headers_size = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        if len(self.headers) >= MAX_HEADERS:
+            self._status = 431
+            raise ValueError("too many headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_body = True
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        del msg  # ours says the same in the envelope
+        self._refuse(self._status)
+
+    def _count(self, size: int) -> None:
+        self._headers_size += size
+        if self._headers_size > self.max_header_bytes:
+            self._status = 431
+            raise ValueError("the head is too large")
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self.head_seconds, self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self._head_bytes:
+            self._refuse(408)
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            # An answer is on its way on this connection; another one would mix with it.
+            self.transport.close()
+            return
+        reason, message, code = _ANSWERS[status]
+        error: dict[str, Any] = {"message": message, "type": "invalid_request_error"}
+        body = json.dumps({"error": {**error, "param": None, "code": code}}).encode()
+        head = (
+            f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

@@ -1,0 +1,182 @@
+"""`paceline serve`: the life of a server, from the bound port to the last process gone.
+
+Owns the order of start and stop. The port answers before the model is loaded, and at a stop the
+running streams come first. Everything else is done by the parts that it connects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from rich.console import Console
+
+from engine.default_model import resolve_model
+from engine.errors import ModelFileError
+from server.app import create_app
+from server.banner import LoadProgress, print_banner, url_of
+from server.config import Settings
+from server.core_client import CoreClient
+from server.http_limits import LimitedProtocol
+from server.logs import configure_logging
+from server.supervisor import CoreGaveUp, Supervisor
+from server.tokenizer import Tokenizer, load_tokenizer
+from server.wire import CoreInfo, Start
+
+log = logging.getLogger("paceline")
+
+# After the drain: time for the last events to reach clients that read, and for uvicorn to close.
+_FLUSH_SECONDS = 0.5
+_CLOSE_SECONDS = 1
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: who stops, and when, is decided here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(settings: Settings) -> int:
+    """Serves until it is told to stop; the exit code. Prints one line for what people cause."""
+    errors = Console(stderr=True)
+    try:
+        model_path = resolve_model(settings.engine.model or None)
+        listener = _bind(settings.server.host, settings.server.port)
+    except (ModelFileError, OSError) as error:
+        errors.print(f"paceline: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 2 if isinstance(error, ModelFileError) else 1
+    configure_logging(settings.server.log_level)
+    engine = replace(settings.engine, model=str(model_path))
+    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(_live(replace(settings, engine=engine), listener))
+        except (ModelFileError, CoreGaveUp) as error:
+            errors.print(f"paceline: {error}", markup=False, highlight=False, soft_wrap=True)
+            return error.exit_code if isinstance(error, CoreGaveUp) else 2
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises OSError with a line for people."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        # Two servers may bind one port with SO_REUSEADDR, but only one of them may listen.
+        listener.listen(2048)
+    except (OSError, UnicodeError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OSError(f"cannot listen on {host}:{port}: {reason} (--host, --port)") from None
+    return listener
+
+
+async def _live(settings: Settings, listener: socket.socket) -> int:
+    return await ServerLife(settings, listener).run()
+
+
+class ServerLife:
+    """One run of the server around one event loop."""
+
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        self._settings = settings
+        self._config = settings.server
+        self._listener = listener
+        self._client = CoreClient()
+        self._supervisor = Supervisor(self._client, Start(settings.engine, settings.limits))
+        self._stop_wanted = asyncio.Event()
+        self._force_wanted = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal, then 0. Raises CoreGaveUp, ModelFileError."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        progress = LoadProgress(Console(stderr=True))
+        core = asyncio.create_task(self._supervisor.run())
+        try:
+            with progress as show:
+                self._client.on_loading = show
+                self._client.on_ready = lambda info: self._on_ready(progress, info)
+                # The child loads the weights meanwhile.
+                tokenizer = await asyncio.to_thread(
+                    load_tokenizer, Path(self._settings.engine.model)
+                )
+                return await self._serve_until_the_end(tokenizer, core)
+        finally:
+            await self._supervisor.stop()
+            # Its error was raised above.
+            await asyncio.gather(core, return_exceptions=True)
+
+    def _on_signal(self) -> None:
+        if self._stop_wanted.is_set():
+            self._force_wanted.set()
+        else:
+            log.info("stopping: running streams have %g s", self._config.drain_seconds)
+            self._client.drain()
+            self._stop_wanted.set()
+
+    def _on_ready(self, progress: LoadProgress, info: CoreInfo) -> None:
+        progress.close()
+        url = url_of(self._config.host, self._listener.getsockname()[1])
+        print_banner(Console(), info, self._config, url)
+        # The next core, if this one dies, is a matter for the log.
+        self._client.on_loading = lambda _loading: None
+        self._client.on_ready = lambda _info: log.warning("the engine is ready again")
+
+    async def _serve_until_the_end(self, tokenizer: Tokenizer, core: asyncio.Task[None]) -> int:
+        http = self._http_server(tokenizer)
+        serving = asyncio.create_task(http.serve([self._listener]))
+        stopping = asyncio.create_task(self._stop_wanted.wait())
+        try:
+            await asyncio.wait({core, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if core.done():
+                await core  # raises why
+            if self._stop_wanted.is_set():
+                await self._drain(core)
+        finally:
+            stopping.cancel()
+            http.should_exit = True
+            http.force_exit = self._force_wanted.is_set()
+            await serving
+        return 0
+
+    async def _drain(self, core: asyncio.Task[None]) -> None:
+        """Running streams finish, within the limit; then they end with an error event."""
+        idle = asyncio.create_task(self._client.wait_until_none_open())
+        force = asyncio.create_task(self._force_wanted.wait())
+        await asyncio.wait(
+            {idle, force, core},
+            timeout=self._config.drain_seconds,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        self._client.end_all("the server is shutting down")
+        await asyncio.wait({idle, force}, timeout=_FLUSH_SECONDS, return_when="FIRST_COMPLETED")
+        idle.cancel()
+        force.cancel()
+
+    def _http_server(self, tokenizer: Tokenizer) -> HttpServer:
+        class Protocol(LimitedProtocol):
+            max_header_bytes = self._config.max_header_bytes
+
+        return HttpServer(
+            uvicorn.Config(
+                create_app(self._client, tokenizer, self._config),
+                http=Protocol,
+                ws="none",
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=_CLOSE_SECONDS,
+            )
+        )

@@ -1,0 +1,140 @@
+"""Starts the core process, watches it and starts it again.
+
+Owns the child and the rule of restarts: a core that never became ready is not tried again, one
+that died comes back after a growing pause, and too many deaths in a minute are the end. Knows
+nothing of requests: what a death means for them is the client's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from server.core_client import CoreClient
+from server.wire import Failed, FailureKind, Start
+
+log = logging.getLogger("paceline.supervisor")
+
+MAX_DEATHS = 5
+DEATH_WINDOW_SECONDS = 60.0
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 5.0
+_EXIT_SECONDS = 1.0
+
+# The child finds this very code, and no package of the same name in the current folder (-P).
+_BOOT = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from server.core_process import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+class CoreGaveUp(Exception):
+    """There will be no core: one line for people, and the exit code of the server."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def spawn_core(descriptor: int) -> subprocess.Popen[bytes]:
+    """The child, holding `descriptor`. Its stdout is our stderr: stdout is for people's eyes.
+
+    Call it from the thread that lives as long as the server: Linux ends the child with the thread
+    that started it.
+    """
+    root = str(Path(__file__).resolve().parent.parent)
+    command = [sys.executable, "-P", "-c", _BOOT, root, str(descriptor), str(os.getpid())]
+    return subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=2)
+
+
+class Supervisor:
+    """Runs one core after another for `client`."""
+
+    def __init__(self, client: CoreClient, start: Start) -> None:
+        self._client = client
+        self._start = start
+        self._deaths: deque[float] = deque()
+        self._stopping = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the core that lives now."""
+        return self._process.pid if self._process else None
+
+    async def run(self) -> None:
+        """Returns after `stop`. Raises CoreGaveUp."""
+        try:
+            while not self._stopping:
+                failure, exit_code = await self._live_once()
+                if not self._stopping:
+                    await self._after_death(failure, exit_code)
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """Ends the core: an idle one by itself, any other by force. No child is left behind."""
+        self._stopping = True
+        if self._client.info is not None:
+            self._client.send_drain()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _EXIT_SECONDS)
+        if self._process is not None:
+            self._process.kill()
+        await self._ended.wait()
+
+    async def _live_once(self) -> tuple[Failed | None, int]:
+        ours, theirs = socket.socketpair()
+        try:
+            process = self._process = spawn_core(theirs.fileno())
+        except OSError as error:
+            ours.close()
+            return Failed(FailureKind.ENGINE, f"the engine could not be started: {error}"), 1
+        finally:
+            theirs.close()
+        try:
+            failure = await self._client.serve(ours, self._start)
+            # The connection is gone, so this core is of no use, dead or not.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(process.wait, _EXIT_SECONDS)
+        finally:
+            process.kill()
+            exit_code = process.wait()
+            self._process = None
+        return failure, exit_code
+
+    async def _after_death(self, failure: Failed | None, exit_code: int) -> None:
+        reason = failure.message if failure else _describe(exit_code)
+        if self._client.info is None:
+            model = failure is not None and failure.kind is FailureKind.MODEL
+            self._client.give_up()
+            raise CoreGaveUp(reason, 2 if model else 1)
+        now = time.monotonic()
+        self._deaths.append(now)
+        while self._deaths[0] < now - DEATH_WINDOW_SECONDS:
+            self._deaths.popleft()
+        if len(self._deaths) >= MAX_DEATHS:
+            self._client.give_up()
+            raise CoreGaveUp(f"the engine died {MAX_DEATHS} times in a minute: {reason}", 1)
+        pause = min(_FIRST_PAUSE_SECONDS * 2 ** (len(self._deaths) - 1), _LONGEST_PAUSE_SECONDS)
+        log.error("the engine ended (%s); it starts again in %.1f s", reason, pause)
+        await asyncio.sleep(pause)
+
+
+def _describe(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
