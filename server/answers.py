@@ -1,0 +1,80 @@
+"""How an answer is written: what the two endpoints have in common.
+
+A format turns deltas into the JSON of events and collected choices into one body. Knows no sockets
+and no core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from scheduler.types import FinishReason
+from server.choice import Delta
+from server.logprobs import Entry
+from server.sse import to_json
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class CollectedChoice:
+    """All deltas of one choice, for an answer in one piece."""
+
+    texts: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.entries += delta.entries
+        self.finish_reason = delta.finish_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class AnswerFormat(Protocol):
+    """Chat or completion; one instance an answer."""
+
+    def opening(self) -> list[str]:
+        """Events right before the first text of any choice."""
+        ...
+
+    def events(self, index: int, delta: Delta, usage: Json | None) -> list[str]: ...
+
+    def closing(self, usage: Json | None, timings: Json | None) -> str:
+        """The event after all choices, if either is wanted."""
+        ...
+
+    def body(self, choices: list[CollectedChoice], usage: Json, timings: Json | None) -> Json: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What every event and the body of one answer repeat."""
+
+    id: str
+    created: int
+    model: str
+
+    def fields(self, kind: str) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+class EventWriter:
+    """The JSON of events of one answer: the unchanging head is encoded once."""
+
+    def __init__(self, heading: Heading, kind: str) -> None:
+        self._head = to_json(heading.fields(kind))[:-1] + ',"choices":['
+
+    def choice(self, choice: str, usage: Json | None) -> str:
+        end = "]}" if usage is None else '],"usage":' + to_json(usage) + "}"
+        return self._head + choice + end
+
+    def closing(self, usage: Json | None, timings: Json | None) -> str:
+        end = '],"usage":' + to_json(usage)
+        if timings is not None:
+            end += ',"timings":' + to_json(timings)
+        return self._head + end + "}"

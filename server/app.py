@@ -1,0 +1,133 @@
+"""create_app: routes, middleware, error handlers and lifespan, put together.
+
+Everything that does the work is in other files; here is only what is connected with what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
+from server.chat import ChatFormat, prepare_chat
+from server.completions import CompletionFormat, prepare_completion
+from server.config import ServerConfig
+from server.core_client import CoreClient
+from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound, error_response
+from server.inference import Endpoint, InferenceApp, Services, Workers
+from server.logprobs import TokenNames
+from server.metrics import Metrics
+from server.middleware import REQUEST_ID, ContextMiddleware
+from server.schemas import ChatRequest, CompletionRequest
+from server.status import StatusRoutes
+from server.tokenizer import Tokenizer
+
+BODY_TIMEOUT_SECONDS = 60.0
+LAG_PROBE_SECONDS = 0.25
+
+CHAT = Endpoint(ChatRequest, "chatcmpl-", prepare_chat, ChatFormat)
+COMPLETIONS = Endpoint(CompletionRequest, "cmpl-", prepare_completion, CompletionFormat)
+
+
+def create_app(
+    core: CoreClient,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    *,
+    body_timeout_seconds: float = BODY_TIMEOUT_SECONDS,
+) -> FastAPI:
+    """The ASGI application of one server. It does not own the core; it only asks it."""
+    metrics = Metrics(CollectorRegistry())
+    core.on_stats = metrics.observe_step
+    services = Services(
+        core=core,
+        tokenizer=tokenizer,
+        token_names=TokenNames(tokenizer.token_bytes),
+        config=config,
+        metrics=metrics,
+        workers=Workers(),
+        body_timeout_seconds=body_timeout_seconds,
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        probe = asyncio.create_task(_probe_lag(metrics))
+        try:
+            yield
+        finally:
+            probe.cancel()
+            services.workers.close()
+
+    app = FastAPI(
+        title="Paceline",
+        lifespan=lifespan,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    StatusRoutes(services).add_to(app)
+    _add_inference(app, "/v1/chat/completions", InferenceApp(services, CHAT))
+    _add_inference(app, "/v1/completions", InferenceApp(services, COMPLETIONS))
+    _handle_errors(app, metrics)
+    _wrap(app, config)
+    return app
+
+
+def _add_inference(app: FastAPI, path: str, endpoint: InferenceApp[Any]) -> None:
+    app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+
+
+def _wrap(app: FastAPI, config: ServerConfig) -> None:
+    """The last one added is the outermost. A preflight is answered before keys are asked for."""
+    open_paths = OPEN_PATHS | ({"/metrics"} if config.open_metrics else set())
+    app.add_middleware(AuthMiddleware, keys=ApiKeys(config.api_keys), open_paths=open_paths)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID.decode(), "retry-after"],
+        )
+    app.add_middleware(ContextMiddleware)
+
+
+def _handle_errors(app: FastAPI, metrics: Metrics) -> None:
+    async def answer(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        metrics.refused.labels(error.code or error.type).inc()
+        return error_response(error)
+
+    async def translate(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return await answer(request, _of_router(request, error))
+
+    app.add_exception_handler(ApiError, answer)
+    app.add_exception_handler(HTTPException, translate)
+
+
+def _of_router(request: Request, error: HTTPException) -> ApiError:
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return NotFound("There is no such path here.", headers=headers)
+    if error.status_code == 405:
+        return MethodNotAllowed(f"{request.method[:20]} is not allowed here.", headers=headers)
+    return InvalidRequest(str(error.detail), headers=headers)
+
+
+async def _probe_lag(metrics: Metrics) -> None:
+    """How late timers come is how long something held the event loop."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_PROBE_SECONDS
+        await asyncio.sleep(LAG_PROBE_SECONDS)
+        metrics.loop_lag.observe(max(loop.time() - due, 0.0))

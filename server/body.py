@@ -1,0 +1,83 @@
+"""From the socket to a JSON object: bounded in bytes, time, depth and number, or a written refusal.
+
+The body is strict JSON in UTF-8: no byte order mark, no NaN, no lone surrogate, nothing after the
+object. Of a key given twice the last one wins. Nothing here knows what the fields mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from server.errors import BodyTimeout, BodyTooLarge, InvalidRequest
+
+DECODER = msgspec.json.Decoder()
+
+
+class ClientGone(Exception):
+    """The client hung up; there is nobody to answer."""
+
+
+async def read_body(
+    scope: Scope, receive: Receive, *, max_bytes: int, timeout_seconds: float
+) -> bytes:
+    """The whole body. Raises BodyTooLarge, BodyTimeout, InvalidRequest or ClientGone.
+
+    A declared length beyond the limit is refused before a byte is read; one that is not declared,
+    or a lie, is found out by counting.
+    """
+    refuse_declared_length(scope, max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > max_bytes:
+                    raise too_large(max_bytes)
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+    except TimeoutError:
+        raise BodyTimeout(
+            f"The request body did not arrive within {timeout_seconds:g} seconds.",
+            headers={"connection": "close"},
+        ) from None
+
+
+def refuse_declared_length(scope: Scope, max_bytes: int) -> None:
+    for name, value in scope["headers"]:
+        if name != b"content-length":
+            continue
+        if not value.isdigit():
+            raise InvalidRequest("The Content-Length header is not a number.")
+        if len(value) > 18 or int(value) > max_bytes:
+            raise too_large(max_bytes)
+
+
+def too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"The request body is larger than {max_bytes} bytes.", headers={"connection": "close"}
+    )
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The body's JSON object; raises InvalidRequest for anything else."""
+    try:
+        value = DECODER.decode(body)
+    except RecursionError:
+        raise InvalidRequest("The body's JSON is nested too deeply.", code="invalid_json") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(
+            f"The body is not valid JSON in UTF-8: {error}", code="invalid_json"
+        ) from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    return value

@@ -1,0 +1,158 @@
+"""One choice of an answer: core events in, text and log-probabilities that may be shown out.
+
+Streaming and plain answers are both made of the deltas of this class, so they cannot differ; and
+tokens are taken one by one, so merging events cannot matter. Knows no HTTP and no JSON.
+
+    token ids -> detokenizer -> stop strings -> text        entry of a token goes out with the
+              -> entries -----------------------^           first character of its token
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scheduler.types import Finished, FinishReason, TokenLogprobs, Tokens
+from server.logprobs import Entry
+from server.stop_strings import StopStrings
+
+
+class Detokenizer(Protocol):
+    def add(self, token_ids: list[int]) -> str: ...
+    def finish(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """What of the generated tokens becomes text, and what text ends the answer.
+
+    A stop token never becomes text unless `include_stop` asks for it; nor has it an entry then.
+    Stop strings and stop tokens count from token number `min_tokens` + 1 on.
+    """
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt as the answer's beginning; `offsets` are where its tokens begin."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one choice may show now. Empty only if nothing was to be shown at all."""
+
+    text: str = ""
+    entries: list[Entry] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.entries or self.finish_reason)
+
+
+class Choice:
+    """Call `add` for each Tokens and `end` for the Finished; both return what may be shown.
+
+    `finish_reason` is set by a stop string before the core knows; later events change nothing.
+    """
+
+    def __init__(
+        self, rules: TextRules, detokenizer: Detokenizer, echo: Echo | None = None
+    ) -> None:
+        self.num_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self._rules = rules
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(rules.stops, include_stop=rules.include_stop)
+        self._echo = echo
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._start = len(echo.text) if echo else 0  # of generated text in the client's text
+        self._decoded = 0  # characters of generated text that the detokenizer has made
+        self._shown = 0  # of these, characters given out
+        self._entries: deque[Entry] = deque()
+        self._saw_stop_token = False
+
+    def add(self, event: Tokens) -> Delta:
+        if self.finish_reason is not None:
+            return Delta()
+        self._prompt_logprobs += event.prompt_logprobs
+        text = ""
+        for index, token_id in enumerate(event.token_ids):
+            if self._saw_stop_token:
+                break
+            logprobs = event.logprobs[index] if self._rules.logprobs else None
+            text += self._take(token_id, logprobs)
+            if self.finish_reason is not None:
+                break
+        return self._delta(text)
+
+    def end(self, event: Finished) -> Delta:
+        if self.finish_reason is not None:
+            return Delta()
+        shown, stop = self._stops.feed(self._decode_rest(), may_stop=self._may_stop())
+        if stop is None:
+            shown += self._stops.flush()
+        self.finish_reason = event.reason if stop is None else FinishReason.STOP
+        return self._delta(shown)
+
+    def _take(self, token_id: int, logprobs: TokenLogprobs | None) -> str:
+        self.num_tokens += 1
+        is_stop = token_id in self._rules.stop_token_ids and self._may_stop()
+        self._saw_stop_token = is_stop
+        if is_stop and not self._rules.include_stop:
+            return ""
+        if logprobs is not None:
+            self._entries.append(Entry(token_id, self._start + self._decoded, logprobs))
+        decoded = self._detokenizer.add([token_id])
+        if not decoded:
+            return ""
+        self._decoded += len(decoded)
+        # The text of an included stop token ends the answer; it must not be searched for an end.
+        shown, stop = self._stops.feed(decoded, may_stop=self._may_stop() and not is_stop)
+        if stop is not None:
+            self.finish_reason = FinishReason.STOP
+        return shown
+
+    def _may_stop(self) -> bool:
+        return self.num_tokens > self._rules.min_tokens
+
+    def _decode_rest(self) -> str:
+        rest = self._detokenizer.finish()
+        self._decoded += len(rest)
+        return rest
+
+    def _delta(self, text: str) -> Delta:
+        self._shown += len(text)
+        delta = Delta(text, self._due_entries(), self.finish_reason)
+        if self._echo is not None and (delta or self.finish_reason):
+            delta.text = self._echo.text + delta.text
+            if self._rules.logprobs:
+                delta.entries = self._echo_entries(self._echo) + delta.entries
+            self._echo = None
+        return delta
+
+    def _due_entries(self) -> list[Entry]:
+        """Entries of tokens whose first character is out; at the end those before the cut.
+
+        Without a stop string nothing was cut, and tokens without text of their own come too.
+        """
+        cut = self.finish_reason is FinishReason.STOP and self._shown < self._decoded
+        everything = self.finish_reason is not None and not cut
+        due = []
+        while self._entries and (everything or self._entries[0].offset < self._start + self._shown):
+            due.append(self._entries.popleft())
+        return due
+
+    def _echo_entries(self, echo: Echo) -> list[Entry]:
+        values: list[TokenLogprobs | None] = [None, *self._prompt_logprobs]
+        rows = zip(echo.token_ids, echo.offsets, values, strict=True)
+        return [Entry(token_id, offset, value) for token_id, offset, value in rows]

@@ -1,0 +1,192 @@
+"""POST /v1/completions: the four forms of a prompt, echo, and text chunks.
+
+Owns what is particular to completions; the way through the core is in inference.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.answers import CollectedChoice, EventWriter, Heading, Json
+from server.choice import Delta, Echo
+from server.errors import InvalidRequest
+from server.generation import PromptGroup
+from server.logprobs import Entry, TokenNames, completion_columns
+from server.prepare import LogprobsWish, ServedModel, check_length, make_group
+from server.requests import RequestOrigin, check_tokens
+from server.schemas import CompletionRequest
+from server.sse import quote, to_json
+from server.text import TextError
+from server.tokenizer import Tokenizer
+
+# Sequences of one HTTP request: prompts times n.
+MAX_SEQUENCES = 1024
+
+PromptForm = str | list[int]
+
+
+def prepare_completion(
+    fields: CompletionRequest, model: ServedModel, origin: RequestOrigin
+) -> list[PromptGroup]:
+    """A group for each prompt, in order; choices count through all of them."""
+    prompts = read_prompts(fields.prompt)
+    _check_fields(fields, len(prompts))
+    logprobs = LogprobsWish(fields.logprobs, fields.logprobs if fields.echo else None)
+    groups = []
+    for index, prompt in enumerate(prompts):
+        token_ids = _tokenize(prompt, model)
+        groups.append(
+            make_group(
+                fields,
+                token_ids,
+                model,
+                RequestOrigin(f"{origin.id}-{index}", origin.arrival, origin.tenant),
+                wanted_tokens=fields.max_tokens,
+                logprobs=logprobs,
+                echo=_echo(fields, prompt, token_ids, model.tokenizer),
+                first_index=index * fields.n,
+            )
+        )
+    return groups
+
+
+def _check_fields(fields: CompletionRequest, num_prompts: int) -> None:
+    if fields.best_of is not None and fields.best_of != fields.n:
+        raise InvalidRequest(
+            "best_of other than n is not supported: all that is generated is returned.",
+            param="best_of",
+            code="unsupported_parameter",
+        )
+    if fields.max_tokens == 0 and not fields.echo:
+        raise InvalidRequest("max_tokens 0 needs echo: true.", param="max_tokens")
+    if num_prompts * fields.n > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"The number of prompts times n must be at most {MAX_SEQUENCES}.", param="prompt"
+        )
+
+
+def read_prompts(value: Any) -> list[PromptForm]:
+    """A string, a list of strings, a list of ids or a list of those; none empty or mixed."""
+    if value is None:
+        raise InvalidRequest(
+            "This field is required.", param="prompt", code="missing_required_parameter"
+        )
+    if isinstance(value, str):
+        prompts: list[PromptForm] = [value]
+    elif _is_ids(value):
+        prompts = [value]
+    elif isinstance(value, list) and (
+        all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value)
+    ):
+        prompts = value
+    else:
+        raise InvalidRequest(
+            "The prompt must be a string, a list of strings, a list of token ids or a list of "
+            "lists of token ids.",
+            param="prompt",
+        )
+    if not prompts or not all(prompts):
+        raise InvalidRequest("A prompt must not be empty.", param="prompt")
+    return prompts
+
+
+def _is_ids(value: Any) -> bool:
+    # bool is a subclass of int; `type` tells them apart.
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _tokenize(prompt: PromptForm, model: ServedModel) -> list[int]:
+    if not isinstance(prompt, str):
+        check_tokens(prompt, model.limits.vocab_size, "prompt")
+        return prompt
+    check_length(len(prompt), model)
+    try:
+        token_ids = model.tokenizer.encode(prompt, add_special_tokens=True)
+    except TextError as error:
+        raise InvalidRequest(str(error), param="prompt") from None
+    if not token_ids:
+        raise InvalidRequest("The prompt has no tokens.", param="prompt")
+    return token_ids
+
+
+def _echo(
+    fields: CompletionRequest, prompt: PromptForm, token_ids: list[int], tokenizer: Tokenizer
+) -> Echo | None:
+    """The text as it was given, or what the ids decode to; offsets come from decoding one by one.
+
+    Where a text does not come back from its ids as it was, offsets stay within it.
+    """
+    if not fields.echo:
+        return None
+    hide_special = fields.skip_special_tokens if isinstance(prompt, list) else False
+    decoded, offsets = _walk(token_ids, tokenizer, skip_special_tokens=hide_special)
+    if isinstance(prompt, str) and decoded != prompt:
+        # A BOS of ours is not part of the client's text.
+        decoded, offsets = _walk(token_ids, tokenizer, skip_special_tokens=True)
+    text = prompt if isinstance(prompt, str) else decoded
+    return Echo(text, tuple(token_ids), tuple(min(offset, len(text)) for offset in offsets))
+
+
+def _walk(
+    token_ids: list[int], tokenizer: Tokenizer, *, skip_special_tokens: bool
+) -> tuple[str, list[int]]:
+    detokenizer = tokenizer.detokenizer((), skip_special_tokens=skip_special_tokens)
+    pieces = []
+    offsets = []
+    length = 0
+    for token_id in token_ids:
+        offsets.append(length)
+        pieces.append(detokenizer.add([token_id]))
+        length += len(pieces[-1])
+    return "".join(pieces) + detokenizer.finish(), offsets
+
+
+class CompletionFormat:
+    """An AnswerFormat. A stream has no opening: its first text is the first event."""
+
+    def __init__(
+        self, heading: Heading, names: TokenNames, num_choices: int, fields: CompletionRequest
+    ) -> None:
+        del num_choices  # nothing is written ahead
+        self._heading = heading
+        self._names = names
+        self._logprobs = fields.logprobs is not None
+        self._writer = EventWriter(heading, "text_completion")
+
+    def opening(self) -> list[str]:
+        return []
+
+    def events(self, index: int, delta: Delta, usage: Json | None) -> list[str]:
+        """Text and the end of a choice are two events."""
+        made = []
+        logprobs = self._logprobs_of(delta.entries)
+        if delta.text:
+            content = f'{{"index":{index},"text":{quote(delta.text)},"logprobs":'
+            made.append(self._writer.choice(f'{content}{logprobs},"finish_reason":null}}', usage))
+            logprobs = "null"
+        if delta.finish_reason is not None:
+            end = f'{{"index":{index},"text":"","logprobs":{logprobs},"finish_reason":'
+            made.append(self._writer.choice(f'{end}"{delta.finish_reason.value}"}}', usage))
+        return made
+
+    def closing(self, usage: Json | None, timings: Json | None) -> str:
+        return self._writer.closing(usage, timings)
+
+    def body(self, choices: list[CollectedChoice], usage: Json, timings: Json | None) -> Json:
+        body = self._heading.fields("text_completion")
+        body["choices"] = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        body["usage"] = usage
+        if timings is not None:
+            body["timings"] = timings
+        return body
+
+    def _choice(self, index: int, choice: CollectedChoice) -> Json:
+        return {
+            "index": index,
+            "text": choice.text,
+            "logprobs": completion_columns(choice.entries, self._names) if self._logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _logprobs_of(self, entries: list[Entry]) -> str:
+        return to_json(completion_columns(entries, self._names)) if entries else "null"

@@ -1,0 +1,281 @@
+"""The way of one generating request: body, checks, prompt, core, answer.
+
+Owns the order of these steps and where each may end; the two endpoints differ only in the parts
+they bring (Endpoint). Knows no route and no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from server.answers import AnswerFormat, CollectedChoice, Heading
+from server.body import ClientGone, parse_object, read_body
+from server.choice import Delta
+from server.config import ServerConfig
+from server.core_client import CoreClient
+from server.errors import ApiError, NotFound, Overloaded, retry_headers
+from server.generation import Generation, PromptGroup, unavailable
+from server.logprobs import TokenNames
+from server.metrics import Metrics
+from server.middleware import RequestContext
+from server.prepare import ServedModel
+from server.requests import RequestOrigin, TokenLimits
+from server.schemas import GenerationFields, Parsed, StreamOptions, parse_fields
+from server.sse import EventStream, run_until_disconnect
+from server.timings import RequestClock
+from server.tokenizer import Tokenizer
+
+log = logging.getLogger("paceline.http")
+
+FieldsT = TypeVar("FieldsT", bound=GenerationFields)
+T = TypeVar("T")
+
+IGNORED_HEADER = b"x-paceline-ignored-params"
+# Larger bodies are parsed in a worker thread.
+INLINE_BODY_BYTES = 64 << 10
+PREPARE_THREADS = 2
+MAX_PREPARING = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[FieldsT]):
+    """What is particular to one endpoint."""
+
+    schema: type[FieldsT]
+    id_prefix: str
+    prepare: Callable[[FieldsT, ServedModel, RequestOrigin], list[PromptGroup]]
+    make_format: Callable[[Heading, TokenNames, int, FieldsT], AnswerFormat]
+
+
+class Workers:
+    """A few threads for what would hold up the event loop, and a bound on what waits for them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
+        self._num_open = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        if self._num_open >= MAX_PREPARING:
+            raise Overloaded(
+                "The server is busy reading prompts.",
+                code="prepare_queue_full",
+                headers=retry_headers(1.0),
+            )
+        self._num_open += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._num_open -= 1
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all requests share."""
+
+    core: CoreClient
+    tokenizer: Tokenizer
+    token_names: TokenNames
+    config: ServerConfig
+    metrics: Metrics
+    workers: Workers
+    body_timeout_seconds: float
+    now: Callable[[], float] = time.monotonic
+
+    def model(self) -> ServedModel:
+        """Raises Unavailable unless the core is known and takes requests."""
+        info = self.core.info
+        if info is None or self.core.state != "ready":
+            raise unavailable(self.core.state, 2.0)
+        return ServedModel(
+            name=info.model_name,
+            tokenizer=self.tokenizer,
+            token_names=self.token_names,
+            limits=TokenLimits(
+                total=info.max_model_len,
+                input=self.config.max_input_tokens,
+                output=self.config.max_output_tokens,
+                vocab_size=min(info.vocab_size, self.tokenizer.vocab_size),
+            ),
+            eos_token_ids=info.eos_token_ids,
+            max_group=info.limits.max_running + info.limits.max_waiting,
+        )
+
+
+class InferenceApp(Generic[FieldsT]):
+    """An ASGI application for one endpoint. Errors before the first byte are raised."""
+
+    def __init__(self, services: Services, endpoint: Endpoint[FieldsT]) -> None:
+        self._services = services
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context: RequestContext = scope["paceline"]
+        services = self._services
+        clock = RequestClock(received=context.received)
+        model = services.model()
+        try:
+            body = await read_body(
+                scope,
+                receive,
+                max_bytes=services.config.max_body_bytes,
+                timeout_seconds=services.body_timeout_seconds,
+            )
+        except ClientGone:
+            return
+        await run_until_disconnect(receive, self._answer(model, context, clock, body, send))
+
+    async def _answer(
+        self,
+        model: ServedModel,
+        context: RequestContext,
+        clock: RequestClock,
+        body: bytes,
+        send: Send,
+    ) -> None:
+        parsed = await self._parse(body)
+        fields = parsed.fields
+        check_model(fields.model, model.name)
+        clock.parsed = self._services.now()
+        one = OneAnswer(self._services, self._endpoint, model, context, clock, parsed)
+        await (one.stream(send) if fields.stream else one.plain(send))
+
+    async def _parse(self, body: bytes) -> Parsed[FieldsT]:
+        def parse() -> Parsed[FieldsT]:
+            return parse_fields(self._endpoint.schema, parse_object(body))
+
+        if len(body) <= INLINE_BODY_BYTES:
+            return parse()
+        return await self._services.workers.run(parse)
+
+
+def check_model(wanted: str | None, served: str) -> None:
+    """Exact match with what is served; no name means the one there is."""
+    if wanted is not None and wanted != served:
+        raise NotFound(
+            f"The model '{wanted[:100]}' does not exist here; this server has '{served}'.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+class OneAnswer(Generic[FieldsT]):
+    """One request with right types, on its way to its answer."""
+
+    def __init__(
+        self,
+        services: Services,
+        endpoint: Endpoint[FieldsT],
+        model: ServedModel,
+        context: RequestContext,
+        clock: RequestClock,
+        parsed: Parsed[FieldsT],
+    ) -> None:
+        self._services = services
+        self._endpoint = endpoint
+        self._model = model
+        self._context = context
+        self._clock = clock
+        self._fields = parsed.fields
+        self._headers = ignored_headers(parsed.ignored)
+        if parsed.ignored:
+            log.info("request %s: without effect: %s", context.id, self._headers[0][1].decode())
+
+    async def plain(self, send: Send) -> None:
+        generation, form, num_choices = await self._prepare()
+        choices = [CollectedChoice() for _ in range(num_choices)]
+
+        async def collect(index: int, delta: Delta) -> None:
+            choices[index].add(delta)
+
+        await generation.run(collect)
+        body = msgspec.json.encode(form.body(choices, generation.usage(), self._timings()))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *self._headers,
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def stream(self, send: Send) -> None:
+        """Raises ApiError while nothing has been sent; after that it becomes an event."""
+        keepalive = self._services.config.keepalive_seconds
+        async with EventStream(send, self._headers, keepalive) as events:
+            try:
+                await self._run_stream(events)
+            except Exception as error:
+                if not events.started:
+                    raise
+                await events.fail(as_api_error(error, self._context.id))
+            else:
+                await events.end()
+
+    async def _run_stream(self, events: EventStream) -> None:
+        generation, form, _ = await self._prepare()
+        options = self._fields.stream_options or StreamOptions()
+        opening = form.opening()
+
+        async def write(index: int, delta: Delta) -> None:
+            while opening:
+                await events.write(opening.pop(0))
+            usage = generation.usage() if options.continuous_usage_stats else None
+            for event in form.events(index, delta, usage):
+                await events.write(event)
+
+        await generation.run(write)
+        timings = self._timings()
+        usage = generation.usage() if options.include_usage else None
+        if usage is not None or timings is not None:
+            await events.write(form.closing(usage, timings))
+
+    async def _prepare(self) -> tuple[Generation, AnswerFormat, int]:
+        """Template and tokenizer run in a worker thread."""
+        services = self._services
+        answer_id = uuid.uuid4().hex
+        origin = RequestOrigin(answer_id, self._clock.received, self._context.tenant)
+        groups = await services.workers.run(
+            lambda: self._endpoint.prepare(self._fields, self._model, origin)
+        )
+        self._clock.tokenized = services.now()
+        heading = Heading(self._endpoint.id_prefix + answer_id, int(time.time()), self._model.name)
+        num_choices = sum(len(group.choices) for group in groups)
+        form = self._endpoint.make_format(
+            heading, self._model.token_names, num_choices, self._fields
+        )
+        generation = Generation(services.core, services.metrics, self._clock, services.now, groups)
+        return generation, form, num_choices
+
+    def _timings(self) -> dict[str, Any] | None:
+        return self._clock.parts().as_object() if self._fields.timings else None
+
+
+def as_api_error(error: Exception, request_id: str) -> ApiError:
+    """Ours as they are; anything else is a bug, told to the log and hidden from the client."""
+    if isinstance(error, ApiError):
+        return error
+    log.error("request %s failed", request_id, exc_info=error)
+    return ApiError("The server failed to answer this request.", code="internal_error")
+
+
+def ignored_headers(names: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
+    """At most twenty names, of harmless characters; they are the client's words."""
+    if not names:
+        return []
+    shown = [re.sub(r"[^A-Za-z0-9_.-]", "?", name[:40]) for name in names[:20]]
+    if len(names) > len(shown):
+        shown.append("...")
+    return [(IGNORED_HEADER, ", ".join(shown).encode())]

@@ -1,0 +1,94 @@
+"""Log-probabilities in the two forms of the API. Knows tokens and JSON, not streams.
+
+A token's text is its own bytes read as UTF-8, where bytes that are no character on their own are
+written as \\xNN; `bytes` holds the true bytes. -inf, which JSON lacks, is written as -9999.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.types import TokenLogprobs
+
+MASKED = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One token of an answer. `offset` is where it begins in the text that the client gets.
+
+    `logprobs` is None for the first token of an echoed prompt, which nothing precedes.
+    """
+
+    token_id: int
+    offset: int
+    logprobs: TokenLogprobs | None
+
+
+class TokenNames:
+    """Token id -> (text, bytes), each worked out once."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._known: dict[int, tuple[str, list[int]]] = {}
+
+    def __call__(self, token_id: int) -> tuple[str, list[int]]:
+        known = self._known.get(token_id)
+        if known is None:
+            data = self._token_bytes(token_id)
+            known = data.decode("utf-8", errors="backslashreplace"), list(data)
+            self._known[token_id] = known
+        return known
+
+
+def finite(value: float) -> float:
+    """NaN, which no engine should make, is masked too: `not >=` catches it."""
+    return value if value >= MASKED else MASKED
+
+
+def chat_content(entries: Sequence[Entry], names: TokenNames) -> list[dict[str, Any]]:
+    """`logprobs.content` of a chat choice."""
+    content = []
+    for entry in entries:
+        assert entry.logprobs is not None, "chat does not echo its prompt"
+        shown = _named(entry.token_id, entry.logprobs.logprob, names)
+        shown["top_logprobs"] = [
+            _named(token_id, logprob, names) for token_id, logprob in entry.logprobs.top
+        ]
+        content.append(shown)
+    return content
+
+
+def _named(token_id: int, logprob: float, names: TokenNames) -> dict[str, Any]:
+    text, data = names(token_id)
+    return {"token": text, "logprob": finite(logprob), "bytes": data}
+
+
+def completion_columns(entries: Sequence[Entry], names: TokenNames) -> dict[str, list[Any]]:
+    """`logprobs` of a completion choice: four columns, one row a token.
+
+    `top_logprobs` maps text to value, the sampled token included; of several tokens with the same
+    text the most probable one stays.
+    """
+    columns: dict[str, list[Any]] = {
+        "tokens": [],
+        "token_logprobs": [],
+        "top_logprobs": [],
+        "text_offset": [],
+    }
+    for entry in entries:
+        columns["tokens"].append(names(entry.token_id)[0])
+        columns["text_offset"].append(entry.offset)
+        if entry.logprobs is None:
+            columns["token_logprobs"].append(None)
+            columns["top_logprobs"].append(None)
+            continue
+        top: dict[str, float] = {}
+        for token_id, logprob in (*entry.logprobs.top, (entry.token_id, entry.logprobs.logprob)):
+            text = names(token_id)[0]
+            top[text] = max(finite(logprob), top.get(text, MASKED))
+        columns["token_logprobs"].append(finite(entry.logprobs.logprob))
+        columns["top_logprobs"].append(top)
+    return columns

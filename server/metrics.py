@@ -1,0 +1,189 @@
+"""All Prometheus series, and the only import of prometheus_client.
+
+Facts come in (StepStats, the clock of a request, ends); nothing here decides. Counters only ever
+add what happened since the last fact, so a new core process does not make them fall.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from scheduler.types import StepStats
+from server.timings import TTFT_PARTS, Timings
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_TENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+REQUEST_BUCKETS = (*_TENS, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+_FINE = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1)
+TOKEN_BUCKETS = (*_FINE, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+
+class Metrics:
+    """One instance a server, in the registry that it is given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._make_request_series()
+        self._make_token_series()
+        self._make_core_series()
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
+    ) -> Histogram:
+        return Histogram(f"paceline_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"paceline_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"paceline_{name}", text, registry=self.registry)
+
+    def _make_request_series(self) -> None:
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds",
+            "From the request's arrival to its first text written; once a request, whatever its n.",
+            REQUEST_BUCKETS,
+        )
+        parts = self._histogram(
+            "time_to_first_token_part_seconds",
+            "The consecutive parts of the time to first token; for one request they add up to it.",
+            REQUEST_BUCKETS,
+            ("part",),
+        )
+        self.ttft_parts = {part: parts.labels(part) for part in TTFT_PARTS}
+        self.queue = self._histogram(
+            "queue_seconds",
+            "From tokenized to first scheduled; preemption does not change it; once a request.",
+            REQUEST_BUCKETS,
+        )
+        self.prefill = self._histogram(
+            "prefill_seconds",
+            "From first scheduled to the end of the prompt's prefill; once a request.",
+            REQUEST_BUCKETS,
+        )
+        self.decode = self._histogram(
+            "decode_seconds",
+            "From the first text written to the end of the answer; once a finished request.",
+            REQUEST_BUCKETS,
+        )
+        self.e2e = self._histogram(
+            "request_duration_seconds",
+            "From the request's arrival to the end of its answer; once a finished request.",
+            REQUEST_BUCKETS,
+        )
+        self.tpot = self._histogram(
+            "time_per_output_token_seconds",
+            "(end - first text) / (tokens - 1) of each finished choice with two tokens or more.",
+            TOKEN_BUCKETS,
+        )
+        self.itl = self._histogram(
+            "inter_token_latency_seconds",
+            "Gaps between consecutive pieces of text of a choice, over all choices.",
+            TOKEN_BUCKETS,
+        )
+        self.accepted = self._counter(
+            "requests_accepted",
+            "Sequences given to the core; each choice of n and each prompt of a list counts.",
+        )
+        finished = self._counter(
+            "requests_finished",
+            "Accepted sequences that ended, by reason; abort is the client hanging up.",
+            ("reason",),
+        )
+        self.finished = {
+            reason: finished.labels(reason) for reason in ("stop", "length", "abort", "error")
+        }
+        self.refused = self._counter(
+            "requests_refused", "HTTP requests answered with an error, by its code.", ("reason",)
+        )
+        self.loop_lag = self._histogram(
+            "event_loop_lag_seconds",
+            "How late the event loop of the API process woke from a short sleep.",
+            LAG_BUCKETS,
+        )
+
+    def _make_token_series(self) -> None:
+        self.prompt_tokens = self._counter(
+            "prompt_tokens",
+            "Prompt tokens of requests that got a first token; a prompt shared by n counts once.",
+        )
+        self.cached_tokens = self._counter(
+            "cached_prompt_tokens", "Those prompt tokens that were found in the prefix cache."
+        )
+        self.generated_tokens = self._counter(
+            "generated_tokens",
+            "Tokens generated and used, the first one and stop tokens included; over finished "
+            "requests the sum of usage.completion_tokens.",
+        )
+
+    def _make_core_series(self) -> None:
+        self.running = self._gauge("requests_running", "Sequences in the running batch.")
+        self.waiting = self._gauge("requests_waiting", "Sequences accepted and not running.")
+        self.kv_usage = self._gauge(
+            "kv_usage_ratio", "Part of the KV blocks held by sequences, 0 to 1."
+        )
+        self.kv_cached = self._gauge(
+            "kv_cached_ratio", "Part of the KV blocks that hold only reusable prefixes, 0 to 1."
+        )
+        self.preemptions = self._counter(
+            "preemptions", "Times a running sequence gave up its KV and went back to wait."
+        )
+        self.recomputed = self._counter(
+            "recomputed_tokens", "Tokens computed again after preemptions."
+        )
+        self.prefix_queries = self._counter(
+            "prefix_queries", "Prompt tokens looked up in the prefix cache at admission."
+        )
+        self.prefix_hits = self._counter(
+            "prefix_hits", "Prompt tokens found in the prefix cache at admission."
+        )
+        steps = self._histogram(
+            "step_seconds",
+            "Duration of each step of the model, by what it held: prefill, decode or mixed.",
+            TOKEN_BUCKETS,
+            ("kind",),
+        )
+        self.steps = {kind: steps.labels(kind) for kind in ("prefill", "decode", "mixed")}
+        self.plan = self._histogram(
+            "plan_seconds", "Time to plan each step, not part of its device time.", LAG_BUCKETS
+        )
+        tokens = self._counter("step_tokens", "Tokens computed in steps, by kind.", ("kind",))
+        self.step_tokens = {kind: tokens.labels(kind) for kind in ("prefill", "decode")}
+
+    def observe_step(self, stats: StepStats) -> None:
+        """One turn of the core's loop."""
+        self.running.set(stats.num_running)
+        self.waiting.set(stats.num_waiting)
+        blocks = max(stats.num_blocks, 1)
+        self.kv_usage.set(stats.num_blocks_used / blocks)
+        self.kv_cached.set(stats.num_blocks_cached / blocks)
+        self.preemptions.inc(stats.num_preemptions)
+        self.recomputed.inc(stats.num_recomputed_tokens)
+        self.prefix_queries.inc(stats.prefix_queries)
+        self.prefix_hits.inc(stats.prefix_hits)
+        prefill, decode = stats.num_prefill_tokens, stats.num_decode_tokens
+        if not prefill and not decode:
+            return
+        kind = "mixed" if prefill and decode else "prefill" if prefill else "decode"
+        self.steps[kind].observe(stats.step_seconds)
+        self.plan.observe(stats.plan_seconds)
+        self.step_tokens["prefill"].inc(prefill)
+        self.step_tokens["decode"].inc(decode)
+
+    def observe_first_text(self, timings: Timings) -> None:
+        """Once a request, when its first text has been written."""
+        self.ttft.observe(timings.ttft_seconds)
+        for part, series in self.ttft_parts.items():
+            series.observe(timings.seconds(part))
+        self.queue.observe(timings.seconds("queue"))
+        self.prefill.observe(timings.seconds("prefill"))
+
+    def observe_end(self, timings: Timings) -> None:
+        """Once a request that came to its own end."""
+        self.decode.observe(timings.seconds("decode"))
+        self.e2e.observe(timings.total_seconds)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)

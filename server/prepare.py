@@ -1,0 +1,104 @@
+"""From a prompt's ids and the fields to the requests and choices that answer it.
+
+Owns what both endpoints do alike before the core is asked; runs in a worker thread. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.choice import Choice, Echo, TextRules
+from server.errors import InvalidRequest
+from server.generation import PromptGroup
+from server.logprobs import TokenNames
+from server.requests import (
+    RequestOrigin,
+    TokenLimits,
+    build_requests,
+    check_min_tokens,
+    context_exceeded,
+    resolve_max_tokens,
+    sampling_params,
+    stop_tokens,
+)
+from server.schemas import GenerationFields
+from server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What preparing needs to know of the one model. `max_group` is how many sequences the core
+    takes at once."""
+
+    name: str
+    tokenizer: Tokenizer
+    token_names: TokenNames
+    limits: TokenLimits
+    eos_token_ids: tuple[int, ...]
+    max_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobsWish:
+    """As in SamplingParams: None reports nothing."""
+
+    generated: int | None = None
+    prompt: int | None = None
+
+
+def check_length(num_chars: int, model: ServedModel) -> None:
+    """Refuses unread a text that cannot fit, since tokenising it could take seconds."""
+    limits = model.limits
+    most = limits.total if limits.input is None else min(limits.total, limits.input)
+    if num_chars > model.tokenizer.max_chars_for(most):
+        raise context_exceeded(f"more than {most} tokens", limits.total)
+
+
+def make_group(
+    fields: GenerationFields,
+    prompt: Sequence[int],
+    model: ServedModel,
+    origin: RequestOrigin,
+    *,
+    wanted_tokens: int | None,
+    logprobs: LogprobsWish,
+    echo: Echo | None = None,
+    first_index: int = 0,
+) -> PromptGroup:
+    """Raises InvalidRequest for whatever the core could not take."""
+    limits = model.limits
+    max_tokens = resolve_max_tokens(len(prompt), wanted_tokens, limits)
+    check_min_tokens(fields, max_tokens)
+    if fields.n > model.max_group:
+        raise InvalidRequest(
+            f"This server holds at most {model.max_group} sequences, so n cannot be {fields.n}.",
+            param="n",
+        )
+    stops = stop_tokens(fields, model.eos_token_ids, limits.vocab_size)
+    requests = build_requests(
+        fields,
+        prompt,
+        origin,
+        max_tokens=max_tokens,
+        sampling=sampling_params(
+            fields,
+            limits.vocab_size,
+            num_logprobs=logprobs.generated,
+            prompt_logprobs=logprobs.prompt,
+        ),
+        stop_token_ids=stops,
+    )
+    rules = TextRules(
+        stops=fields.stops(),
+        include_stop=fields.include_stop_str_in_output,
+        min_tokens=fields.min_tokens,
+        stop_token_ids=stops,
+        logprobs=logprobs.generated is not None,
+    )
+    detokenizer = model.tokenizer.detokenizer
+    choices = tuple(
+        Choice(rules, detokenizer(prompt, skip_special_tokens=fields.skip_special_tokens), echo)
+        for _ in requests
+    )
+    return PromptGroup(requests, choices, first_index)

@@ -1,0 +1,191 @@
+"""From typed fields and token ids to core requests: limits, ids, seeds, stop tokens, cache scope.
+
+Past this file a Request is right by type: every id is in the vocabulary and the length fits. Knows
+the fields that both endpoints share; what a prompt is made of is decided before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.types import Request, SamplingParams
+from server.errors import InvalidRequest
+from server.schemas import GenerationFields
+
+# Below this, dividing logits only turns them into one-hot with risk of overflow: it is greedy.
+SMALLEST_TEMPERATURE = 1e-5
+_SEED_BITS = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """In tokens. `total` bounds prompt plus answer; input and output may be bounded further."""
+
+    total: int
+    input: int | None
+    output: int | None
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """What of a request did not come from its body."""
+
+    id: str
+    arrival: float
+    tenant: str
+
+
+def resolve_max_tokens(num_prompt: int, wanted: int | None, limits: TokenLimits) -> int:
+    """How many tokens may be generated. Raises InvalidRequest where the prompt is too long.
+
+    The rule: a wish above the server's output limit is refused; a wish above what the context
+    leaves is cut to that; no wish means what is left, up to the output limit.
+    """
+    if limits.output is not None and wanted is not None and wanted > limits.output:
+        raise InvalidRequest(
+            f"This server generates at most {limits.output} tokens a request, you asked for "
+            f"{wanted}. Ask for less, or leave the limit out.",
+            param="max_tokens",
+            code="max_output_tokens_exceeded",
+        )
+    if limits.input is not None and num_prompt > limits.input:
+        raise InvalidRequest(
+            f"This server takes prompts of at most {limits.input} tokens, yours has "
+            f"{num_prompt}. Please shorten it.",
+            code="max_input_tokens_exceeded",
+        )
+    left = limits.total - num_prompt
+    if left < 1:  # even without an answer, one step samples after the prompt
+        raise context_exceeded(f"{num_prompt} tokens", limits.total)
+    if wanted is not None:
+        return min(wanted, left)
+    return left if limits.output is None else min(left, limits.output)
+
+
+def context_exceeded(size: str, total: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"This model's maximum context length is {total} tokens. However, your prompt has {size}, "
+        "which leaves no room for an answer. Please shorten it.",
+        code="context_length_exceeded",
+    )
+
+
+def check_tokens(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Every list of ids in the API comes through here."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"Token id {token_id} is not in the vocabulary (0 to {vocab_size - 1})."[:200],
+                param=param,
+            )
+
+
+def build_requests(
+    fields: GenerationFields,
+    prompt: Sequence[int],
+    origin: RequestOrigin,
+    *,
+    max_tokens: int,
+    sampling: SamplingParams,
+    stop_token_ids: frozenset[int],
+) -> tuple[Request, ...]:
+    """The n requests of one prompt. Their ids are unique under `origin.id`."""
+    namespace = cache_namespace(origin.tenant, None, fields.cache_salt)
+    first = Request(
+        id=origin.id,
+        prompt=tuple(prompt),
+        max_tokens=max_tokens,
+        stop_token_ids=tuple(sorted(stop_token_ids)),
+        priority=fields.priority,
+        tenant=origin.tenant,
+        arrival=origin.arrival,
+        cache_namespace=namespace,
+    )
+    return tuple(
+        replace(
+            first,
+            id=f"{origin.id}-{index}",
+            sampling=replace(sampling, seed=choice_seed(sampling.seed, index)),
+        )
+        for index in range(fields.n)
+    )
+
+
+def sampling_params(
+    fields: GenerationFields,
+    vocab_size: int,
+    *,
+    num_logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """Raises InvalidRequest for a biased token outside the vocabulary."""
+    greedy = fields.temperature < SMALLEST_TEMPERATURE or fields.top_p == 0
+    return SamplingParams(
+        temperature=0.0 if greedy else fields.temperature,
+        top_k=fields.top_k if 0 < fields.top_k < vocab_size else 0,
+        top_p=fields.top_p or 1.0,
+        min_p=fields.min_p,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        logit_bias=_logit_bias(fields, vocab_size),
+        seed=secrets.randbits(63) if fields.seed is None else fields.seed & _SEED_BITS,
+        min_tokens=fields.min_tokens,
+        num_logprobs=num_logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _logit_bias(fields: GenerationFields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    bias: dict[int, float] = {}
+    for key, value in fields.logit_bias.items():
+        # int() would also take ' 1', '1_0' and digits of other scripts.
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise InvalidRequest("The keys of logit_bias are token ids.", param="logit_bias")
+        check_tokens([int(key)], vocab_size, "logit_bias")
+        bias[int(key)] = value
+    return tuple(sorted(bias.items()))
+
+
+def stop_tokens(
+    fields: GenerationFields, eos_token_ids: Sequence[int], vocab_size: int
+) -> frozenset[int]:
+    """The client's stop tokens, and the model's own unless they are to be ignored."""
+    check_tokens(fields.stop_token_ids, vocab_size, "stop_token_ids")
+    own = () if fields.ignore_eos else eos_token_ids
+    return frozenset((*fields.stop_token_ids, *own))
+
+
+def check_min_tokens(fields: GenerationFields, max_tokens: int) -> None:
+    if fields.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {fields.min_tokens}, but at most {max_tokens} tokens can be generated.",
+            param="min_tokens",
+        )
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of choice `index`: the first has the request's own, so n=1 equals the first of n."""
+    if index == 0:
+        return seed
+    data = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") & _SEED_BITS
+
+
+def cache_namespace(tenant: str, adapter: str | None, salt: str | None) -> bytes:
+    """Distinct for distinct (tenant, adapter, salt): each part is marked absent or has its length.
+
+    The tenant comes from the key, never from the body, so no salt reaches another's cache.
+    """
+    return b"".join(_part(part) for part in (tenant, adapter, salt))
+
+
+def _part(text: str | None) -> bytes:
+    if text is None:
+        return b"\x00"
+    data = text.encode("utf-8")
+    return b"\x01" + len(data).to_bytes(4, "little") + data

@@ -1,0 +1,251 @@
+"""The fields of the two endpoints: their types and ranges, and the rule for those not listed.
+
+Types are strict (a bool is no number, a float no integer) and null equals absent: it is dropped
+before anything looks. What a field means is decided in requests.py, chat.py and completions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from server.errors import InvalidRequest
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_COMPLETION_LOGPROBS = 5  # as the API that this endpoint follows
+MAX_ID_LIST = 1024
+INT64 = 2**63
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    # Padding against traffic analysis; we never pad, so only "off" is true.
+    include_obfuscation: Literal[False] = False
+
+
+class GenerationFields(Strict):
+    """What both endpoints share."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
+    top_p: float = Field(1.0, ge=0, le=1, allow_inf_nan=False)
+    top_k: int = Field(0, ge=-1, lt=INT64)
+    min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100, allow_inf_nan=False)
+    logit_bias: dict[str, Bias] = Field(default_factory=dict, max_length=MAX_ID_LIST)
+    seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = Field(
+        default_factory=list
+    )
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_ID_LIST)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0, lt=INT64)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: int = Field(0, ge=-100, le=100)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    timings: bool = False
+    # For the client's own books; reported as without effect.
+    user: Annotated[str, Field(max_length=1024)] | None = None
+
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class CompletionRequest(GenerationFields):
+    prompt: Any = None  # its four forms are told apart in completions.py
+    max_tokens: int = Field(16, ge=0, lt=INT64)
+    logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
+    echo: bool = False
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Strict):
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(Strict):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+class ChatRequest(GenerationFields):
+    messages: list[Message]
+    max_tokens: int | None = Field(None, ge=1, lt=INT64)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=INT64)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    add_generation_prompt: bool = True
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+
+
+# Fields that we know and do not serve: the values that ask for nothing, and what to say otherwise.
+NO_TOOLS = "Tool calls are not supported by this server yet."
+NOT_HERE = "This field is not supported by this server."
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "response_format": (
+        ({"type": "text"},),
+        "Only response_format {'type': 'text'} is supported by this server yet.",
+    ),
+    "suffix": (("",), "Filling in before a suffix is not supported by this server."),
+    "store": ((False,), "This server stores no answers."),
+    "service_tier": (("auto", "default"), "This server has the service tier 'default' only."),
+    "modalities": ((["text"],), "This server answers with text only."),
+    "reasoning_effort": (("none",), "This server has no control over reasoning yet."),
+    "verbosity": (("medium",), NOT_HERE),
+    "continue_final_message": ((False,), NOT_HERE),
+    "use_beam_search": ((False,), "Beam search is not supported by this server."),
+    "tools": (([],), NO_TOOLS),
+    "tool_choice": (("none", "auto"), NO_TOOLS),
+    "functions": (([],), NO_TOOLS),
+    "function_call": (("none", "auto"), NO_TOOLS),
+} | dict.fromkeys(
+    (
+        "allowed_token_ids",
+        "audio",
+        "bad_words",
+        "chat_template",
+        "chat_template_kwargs",
+        "choice",
+        "documents",
+        "ebnf",
+        "grammar",
+        "json",
+        "json_object",
+        "json_schema",
+        "length_penalty",
+        "logit_processors",
+        "logits_processors",
+        "lora_path",
+        "mm_processor_kwargs",
+        "moderation",
+        "prediction",
+        "prompt_embeds",
+        "prompt_logprobs",
+        "regex",
+        "structural_tag",
+        "structured_outputs",
+        "thinking_token_budget",
+        "truncate_prompt_tokens",
+        "web_search_options",
+    ),
+    ((), NOT_HERE),
+)
+REFUSED_PREFIXES = ("guided_",)
+# Accepted, typed and reported: nothing in the answer depends on them.
+WITHOUT_EFFECT = frozenset({"user", "metadata"})
+
+RequestT = TypeVar("RequestT", bound=GenerationFields)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed(Generic[RequestT]):
+    """A body whose fields have the right types, and the names in it that change nothing."""
+
+    fields: RequestT
+    ignored: tuple[str, ...]
+
+
+def parse_fields(schema: type[RequestT], raw: dict[str, Any]) -> Parsed[RequestT]:
+    """Raises InvalidRequest, naming the field, for a wrong value and for a constraint not served.
+
+    An unknown name is accepted and reported, unless dropping it could change what the client
+    relies on: those are in REFUSED.
+    """
+    given = _drop_nulls(raw)
+    unknown = []
+    for name, value in given.items():
+        if name in schema.model_fields:
+            continue
+        _refuse(name, value)
+        if name not in REFUSED:
+            unknown.append(name)
+    try:
+        fields = schema.model_validate(given)
+    except ValidationError as error:
+        raise _first_fault(error) from None
+    return Parsed(fields, (*sorted(WITHOUT_EFFECT & given.keys()), *unknown))
+
+
+def _drop_nulls(raw: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in raw.items() if value is not None}
+    options = given.get("stream_options")
+    if isinstance(options, dict):
+        given["stream_options"] = {name: v for name, v in options.items() if v is not None}
+    return given
+
+
+def _refuse(name: str, value: Any) -> None:
+    if name.startswith(REFUSED_PREFIXES):
+        raise InvalidRequest(NOT_HERE, param=name, code="unsupported_parameter")
+    if name not in REFUSED:
+        return
+    neutral, message = REFUSED[name]
+    # `True == 1` must not pass for the value of another type.
+    if not any(type(value) is type(allowed) and value == allowed for allowed in neutral):
+        raise InvalidRequest(message, param=name, code="unsupported_parameter")
+
+
+def _first_fault(error: ValidationError) -> InvalidRequest:
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    # Each member of a union has its own complaint: the deepest saw most, and "wrong type" least.
+    fault = max(
+        (fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]),
+        key=lambda fault: (len(fault["loc"]), not fault["type"].endswith("_type")),
+    )
+    param = _path(fault["loc"])
+    if fault["type"] == "missing":
+        return InvalidRequest(
+            "This field is required.", param=param, code="missing_required_parameter"
+        )
+    return InvalidRequest(f"Invalid value for '{param[:60]}': {fault['msg']}.", param=param)
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """`messages[0].content`: without the names that the validator gives to members of a union."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif "[" not in part and part not in ("str", "constrained-str"):
+            path += f".{part}" if path else part
+    return path

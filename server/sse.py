@@ -1,0 +1,121 @@
+"""Server-sent events: one event a write, keep-alive comments, and what a hang-up ends.
+
+The response begins with the first event or comment, so until then an error can still be a plain
+HTTP answer. JSON in events is ASCII: many clients take U+2028, U+0085 and others for line ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from server.errors import ApiError, envelope
+
+to_json: Callable[[Any], str] = json.JSONEncoder(
+    ensure_ascii=True, allow_nan=False, separators=(",", ":")
+).encode
+quote: Callable[[str], str] = json.encoder.encode_basestring_ascii
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_KEEP_ALIVE = b": keep-alive\n\n"
+_DONE = b"data: [DONE]\n\n"
+
+
+class EventStream:
+    """The answer to one streaming request; a context that sends comments while nothing else does.
+
+    A slow reader makes `write` wait, so it holds one event here and no more.
+    """
+
+    def __init__(
+        self, send: Send, headers: list[tuple[bytes, bytes]], keepalive_seconds: float
+    ) -> None:
+        self.started = False
+        self._send = send
+        self._headers = [*_HEADERS, *headers]
+        self._keepalive_seconds = keepalive_seconds
+        self._writing = asyncio.Lock()
+        self._last_write = asyncio.get_running_loop().time()
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> EventStream:
+        self._ticker = asyncio.create_task(self._keep_alive())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop_ticker()
+
+    async def write(self, data: str) -> None:
+        """One event. `data` is JSON without line ends."""
+        await self._write(b"data: " + data.encode("ascii") + b"\n\n")
+
+    async def end(self) -> None:
+        """The end that clients wait for; nothing may follow."""
+        self._stop_ticker()
+        await self._write(_DONE)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: ApiError) -> None:
+        """An error after the first byte: an event, and the end."""
+        await self.write(to_json(envelope(error)))
+        await self.end()
+
+    async def _write(self, event: bytes) -> None:
+        async with self._writing:
+            if not self.started:
+                self.started = True
+                await self._send(
+                    {"type": "http.response.start", "status": 200, "headers": self._headers}
+                )
+            await self._send({"type": "http.response.body", "body": event, "more_body": True})
+            self._last_write = asyncio.get_running_loop().time()
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            silent = loop.time() - self._last_write
+            if silent < self._keepalive_seconds:
+                await asyncio.sleep(self._keepalive_seconds - silent)
+            else:
+                await self._write(_KEEP_ALIVE)
+
+    def _stop_ticker(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+
+
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`; a client that hangs up cancels it, and then there is nobody to tell.
+
+    The request body has been read, so the next message can only be the disconnect.
+    """
+    worker = asyncio.create_task(work)
+    watcher = asyncio.create_task(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if worker.done():
+            worker.result()
+    finally:
+        for task in (worker, watcher):
+            task.cancel()
+        await asyncio.wait({worker, watcher})
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
