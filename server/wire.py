@@ -22,7 +22,7 @@ MAX_MESSAGE_BYTES = 256 << 20
 _LENGTH_BYTES = 4
 
 
-class WireError(ConnectionError):
+class WireError(ValueError):
     """The stream of bytes is not a stream of our messages."""
 
 
@@ -197,5 +197,5 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
     try:
         header = await reader.readexactly(_LENGTH_BYTES)
         return await reader.readexactly(_length(header))
-    except (asyncio.IncompleteReadError, ConnectionResetError):
+    except (asyncio.IncompleteReadError, OSError):
         return None
