@@ -165,9 +165,24 @@ def _chat_template(
         if isinstance(found, str):
             templates["default"] = found
         elif isinstance(found, list):
-            templates.update({entry["name"]: entry["template"] for entry in found})
+            templates.update(_named_templates(found))
     if (path / "chat_template.jinja").is_file():
-        templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+        templates["default"] = _text(path / "chat_template.jinja")
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+        templates[file.stem] = _text(file)
     return ChatTemplate(templates, special_tokens=names) if "default" in templates else None
+
+
+def _named_templates(entries: list[Any]) -> Iterator[tuple[str, str]]:
+    for entry in entries:
+        if isinstance(entry, dict):
+            name, template = entry.get("name"), entry.get("template")
+            if isinstance(name, str) and isinstance(template, str):
+                yield name, template
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{file}: cannot be read: {error}") from None
