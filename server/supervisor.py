@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from server.core_client import CoreClient
@@ -59,9 +60,15 @@ def spawn_core(descriptor: int) -> subprocess.Popen[bytes]:
 class Supervisor:
     """Runs one core after another for `client`."""
 
-    def __init__(self, client: CoreClient, start: Start) -> None:
+    def __init__(
+        self,
+        client: CoreClient,
+        start: Start,
+        spawn: Callable[[int], subprocess.Popen[bytes]] = spawn_core,
+    ) -> None:
         self._client = client
         self._start = start
+        self._spawn = spawn
         self._deaths: deque[float] = deque()
         self._stopping = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,7 +103,7 @@ class Supervisor:
     async def _live_once(self) -> tuple[Failed | None, int]:
         ours, theirs = socket.socketpair()
         try:
-            process = self._process = spawn_core(theirs.fileno())
+            process = self._process = self._spawn(theirs.fileno())
         except OSError as error:
             ours.close()
             return Failed(FailureKind.ENGINE, f"the engine could not be started: {error}"), 1

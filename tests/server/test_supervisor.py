@@ -1,0 +1,204 @@
+"""Real child processes: deaths, restarts, orphans. The engine in them is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from scheduler.types import Finished, FinishReason
+from server import supervisor as supervisor_module
+from server.config import EngineConfig
+from server.core_client import CoreClient, CoreState, CoreUnavailable
+from server.supervisor import CoreGaveUp, Supervisor
+from server.wire import Loading, Start
+from tests.support.scripted_core import ROOT, spawn
+from tests.support.scripted_engine import LIMITS, request
+
+START = Start(EngineConfig(), LIMITS)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await test()
+
+    asyncio.run(limited())
+
+
+async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def supervised(how: str) -> AsyncIterator[tuple[CoreClient, Supervisor, asyncio.Task[None]]]:
+    client = CoreClient()
+    supervisor = Supervisor(client, START, spawn(how))
+    task = asyncio.create_task(supervisor.run())
+    try:
+        yield client, supervisor, task
+    finally:
+        await supervisor.stop()
+        await asyncio.gather(task, return_exceptions=True)
+        assert supervisor.pid is None
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_killed_core_ends_streams_within_a_second_and_comes_back() -> None:
+    """B124: kill -9 with 5 streams open; error events, refusals at once, then ready again."""
+
+    async def test() -> None:
+        async with supervised("ready") as (client, supervisor, _):
+            await until(lambda: client.state is CoreState.READY)
+            killed_at = 0.0
+
+            async def watch(name: str) -> float:
+                async with client.stream([request(name, max_tokens=1000)]) as stream:
+                    async for event in stream:
+                        if isinstance(event, Finished):
+                            assert event.reason is FinishReason.ERROR
+                            return time.monotonic() - killed_at
+                raise AssertionError("a stream ended without Finished")
+
+            watchers = [asyncio.create_task(watch(f"r{i}")) for i in range(5)]
+            await until(lambda: client.num_unfinished == 5)
+            await asyncio.sleep(0.1)
+            first_pid = supervisor.pid
+            assert first_pid is not None
+            killed_at = time.monotonic()
+            os.kill(first_pid, signal.SIGKILL)
+            assert max(await asyncio.gather(*watchers)) < 1.0
+            assert client.state is CoreState.FAILED
+            asked_at = time.monotonic()
+            with pytest.raises(CoreUnavailable):
+                async with client.stream([request("new")]):
+                    raise AssertionError
+            assert time.monotonic() - asked_at < 0.1
+            await until(lambda: client.state is CoreState.READY)
+            assert supervisor.pid != first_pid
+            async with client.stream([request("after")]) as stream:
+                events = [event async for event in stream]
+            assert isinstance(events[-1], Finished)
+            assert events[-1].reason is FinishReason.LENGTH
+
+    run(test)
+
+
+def test_stopping_leaves_no_process_behind_even_if_the_core_stands_still() -> None:
+    """B128: an idle core, a busy one, and one that is stopped by a signal."""
+
+    async def test() -> None:
+        for state in ("idle", "busy", "stopped"):
+            async with supervised("ready") as (client, supervisor, task):
+                await until(lambda client=client: client.state is CoreState.READY)  # type: ignore[misc]
+                pid = supervisor.pid
+                assert pid is not None
+                if state == "busy":
+                    async with client.stream([request("a", max_tokens=1000)]):
+                        await asyncio.sleep(0.05)
+                        await asyncio.wait_for(supervisor.stop(), 3.0)
+                if state == "stopped":
+                    os.kill(pid, signal.SIGSTOP)
+                await asyncio.wait_for(supervisor.stop(), 3.0)
+                assert is_gone(pid)
+                await task
+
+    run(test)
+
+
+def test_a_wrong_model_is_final_and_has_its_own_exit_code() -> None:
+    async def test() -> None:
+        async with supervised("bad model") as (client, _, task):
+            with pytest.raises(CoreGaveUp, match="this is no model") as end:
+                await task
+            assert end.value.exit_code == 2
+            assert client.state is CoreState.FAILED
+
+    run(test)
+
+
+def test_an_engine_that_can_not_be_built_is_final() -> None:
+    async def test() -> None:
+        async with supervised("broken build") as (_, _, task):
+            with pytest.raises(CoreGaveUp, match="out of memory") as end:
+                await task
+            assert end.value.exit_code == 1
+
+    run(test)
+
+
+def test_a_core_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "MAX_DEATHS", 3)
+
+    async def test() -> None:
+        async with supervised("dies") as (client, _, task):
+            with pytest.raises(CoreGaveUp, match="died 3 times") as end:
+                await task
+            assert end.value.exit_code == 1
+            assert client.state is CoreState.FAILED
+
+    run(test)
+
+
+def test_loading_is_reported_and_requests_are_refused_until_it_is_done() -> None:
+    """B134."""
+
+    async def test() -> None:
+        async with supervised("slow") as (client, _, _):
+            seen: list[Loading] = []
+            client.on_loading = seen.append
+            await until(lambda: bool(seen))
+            assert client.state is CoreState.LOADING
+            with pytest.raises(CoreUnavailable, match="loading"):
+                async with client.stream([request("early")]):
+                    raise AssertionError
+            await until(lambda: client.state is CoreState.READY)
+            assert seen[0] == Loading("loading weights", 1, 2)
+
+    run(test)
+
+
+def test_a_core_ignores_the_signals_of_its_group_and_dies_with_its_parent() -> None:
+    """B127: Ctrl-C reaches the whole group; a killed parent leaves no orphan."""
+    program = (
+        "import asyncio, os, sys\n"
+        "from server.core_client import CoreClient, CoreState\n"
+        "from server.supervisor import Supervisor\n"
+        "from tests.server.test_supervisor import START, spawn, until\n"
+        "async def main():\n"
+        "    client = CoreClient()\n"
+        "    supervisor = Supervisor(client, START, spawn('ready'))\n"
+        "    task = asyncio.create_task(supervisor.run())\n"
+        "    await until(lambda: client.state is CoreState.READY)\n"
+        "    print(supervisor.pid, flush=True)\n"
+        "    await task\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(0.2)
+        assert not is_gone(pid)
+        parent.kill()
+        parent.wait(5)
+        deadline = time.monotonic() + 5
+        while not is_gone(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert is_gone(pid)

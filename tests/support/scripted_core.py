@@ -1,0 +1,59 @@
+"""A core process with a scripted engine: real sockets, signals and deaths, no model.
+
+`spawn(how)` gives what a Supervisor calls instead of starting the real core. `how` is read in the
+child: "ready", "slow" (ready after 0.6 s), "bad model", "broken build", "dies" (ready, then exits).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.errors import ModelFileError
+from scheduler.policy import FirstComeFirstServed
+from server.core_process import Core, Report, main
+from server.wire import Start
+from tests.support.scripted_engine import ScriptedEngine, info_for
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def spawn(how: str) -> Callable[[int], subprocess.Popen[bytes]]:
+    def start(descriptor: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.support.scripted_core"]
+        return subprocess.Popen(
+            [*command, how, str(descriptor), str(os.getpid())],
+            pass_fds=(descriptor,),
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            cwd=ROOT,
+        )
+
+    return start
+
+
+def run(how: str, arguments: list[str]) -> int:
+    def build(start: Start, report: Report) -> Core:
+        report("loading weights", 1, 2)
+        if how == "slow":
+            time.sleep(0.6)
+        if how == "bad model":
+            raise ModelFileError("tiny.gguf: this is no model")
+        if how == "broken build":
+            raise RuntimeError("out of\nmemory")
+        if how == "dies":
+            threading.Timer(0.05, lambda: os._exit(7)).start()
+        engine = ScriptedEngine(step_seconds=0.005)
+        info = info_for(engine, start.limits)
+        return Core(engine, start.limits, FirstComeFirstServed(), info, depth=0)
+
+    return main(arguments, build)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1], sys.argv[2:]))
