@@ -1,0 +1,435 @@
+"""The scheduler: commands and step results in, step plans and events out.
+
+A pure state machine. It must not read a clock, draw a random number or know an engine: the same
+commands, results and times give the same plans and events. It may be ahead of the engine: planning
+counts as computing, because plans run in order, each writing its KV before any later one reads.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from dataclasses import dataclass
+from operator import attrgetter
+
+from scheduler.batch import Batch
+from scheduler.draft import Draft
+from scheduler.entry import Entry
+from scheduler.policy import Policy, max_total_tokens, never_fits
+from scheduler.prefix import Digest, KeyChain, sha256
+from scheduler.sequence import Key, Sequence
+from scheduler.types import (
+    Abort,
+    Command,
+    Drain,
+    Event,
+    Finished,
+    FinishReason,
+    FirstToken,
+    KVCapacity,
+    Request,
+    StepPlan,
+    StepResult,
+    StepStats,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+)
+
+_by_key = attrgetter("key")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What a step and the queue may hold.
+
+    `max_step_tokens` is the token budget of a step. Together at most `max_running` + `max_waiting`
+    requests are accepted and unfinished; `max_running` of them can have a slot. Admission leaves
+    `watermark_blocks` available while something runs. A row of prefill has at most
+    `max_chunk_tokens`; None leaves it to the budget.
+    """
+
+    max_step_tokens: int
+    max_waiting: int
+    max_running: int
+    watermark_blocks: int
+    prefix_caching: bool = True
+    max_chunk_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What happened since the last StepStats."""
+
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+class Scheduler:
+    """Decides, step by step, which sequences run and on which blocks.
+
+    `running` and `waiting` are sorted by the policy's key, always. `digest` names block contents;
+    it is a parameter so that tests can make it collide.
+    """
+
+    def __init__(
+        self,
+        capacity: KVCapacity,
+        limits: SchedulerLimits,
+        policy: Policy,
+        *,
+        digest: Digest = sha256,
+    ) -> None:
+        assert 1 <= limits.max_running <= capacity.num_slots
+        assert limits.max_step_tokens >= 1
+        self.capacity = capacity
+        self.limits = limits
+        chain = KeyChain(capacity.block_size, digest) if limits.prefix_caching else None
+        self.batch = Batch(capacity, limits.max_running, limits.watermark_blocks, chain)
+        self.waiting: list[Sequence] = []
+        self.sequences: dict[str, Sequence] = {}
+        self._policy = policy
+        self._max_chunk = limits.max_chunk_tokens or limits.max_step_tokens
+        self._in_flight: deque[Draft] = deque()
+        self._step = 0
+        self._serial = 0
+        self._draining = False
+        self._last_turn: Key = (float("-inf"), 0)
+        self._counts = _Counts()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing that was accepted is unfinished."""
+        return not self.sequences
+
+    @property
+    def drained(self) -> bool:
+        return self._draining and self.idle
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def handle(self, command: Command, now: float) -> list[Event]:
+        """Takes in one command; the events are refusals and aborts."""
+        match command:
+            case Submit(requests):
+                return self._submit(requests, now)
+            case Abort(request_ids):
+                found = [self.sequences[i] for i in request_ids if i in self.sequences]
+                return [self._finish(sequence, FinishReason.ABORT, now) for sequence in found]
+            case Drain():
+                self._draining = True
+                return []
+
+    def _submit(self, requests: tuple[Request, ...], now: float) -> list[Event]:
+        refusal = self._refusal(requests)
+        if refusal is not None:
+            return [
+                Finished(request.id, FinishReason.ERROR, refusal, finished_at=now)
+                for request in requests
+            ]
+        family: list[Sequence] = []
+        for request in requests:
+            assert request.id not in self.sequences, "request ids are unique"
+            assert request.prompt, "a prompt has a token"
+            assert request.prompt == requests[0].prompt, "one Submit, one prompt"
+            self._serial += 1
+            sequence = Sequence(
+                request,
+                self._policy.key(request, self._serial),
+                list(request.prompt),
+                end=len(request.prompt) + max(1, request.max_tokens) - 1,
+                family=family,
+            )
+            if len(requests) > 1:
+                family.append(sequence)
+            self.sequences[request.id] = sequence
+            insort(self.waiting, sequence, key=_by_key)
+        return []
+
+    def _refusal(self, requests: tuple[Request, ...]) -> str | None:
+        """Why none of `requests` is taken, or None."""
+        if self._draining:
+            return "the server is shutting down"
+        if any(never_fits(request, self.capacity) for request in requests):
+            limit = max_total_tokens(self.capacity)
+            return f"prompt and answer together may have at most {limit} tokens"
+        if len(self.sequences) + len(requests) > self.limits.max_running + self.limits.max_waiting:
+            return "too many requests are waiting"
+        return None
+
+    # --- planning ---------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step; None if no sequence can move before a result or a command arrives.
+
+        Every plan must be submitted, in order. Decodes come first, then running prefills, then
+        admissions; inside each group the policy's key decides.
+        """
+        draft = Draft(self._step + 1, self.limits.max_step_tokens)
+        self._make_way(draft.step)
+        blocks_ran_out = self._plan_decodes(draft)
+        for sequence in self.batch.running:
+            if sequence.is_prefilling and draft.left:
+                self._plan_prefill(sequence, draft)
+        if not blocks_ran_out:
+            self._admit(draft, now)
+        self._use_up(draft)
+        if not draft.rows:
+            return None
+        for row in range(draft.num_decodes, len(draft.rows)):
+            start, end = draft.start(row), draft.start(row) + draft.lengths[row]
+            lost = min(end, draft.rows[row].num_lost) - start
+            self._counts.recomputed_tokens += max(0, lost)
+        self._step = draft.step
+        self._in_flight.append(draft)
+        return draft.plan()
+
+    def _plan_decodes(self, draft: Draft) -> bool:
+        """One token for each decoding sequence; True if blocks ran out on the way.
+
+        Going by key, every running sequence with a larger key than ours is not in the plan yet.
+        """
+        decodes = [s for s in self.batch.running if s.num_prefill <= s.num_computed < s.end]
+        if len(decodes) > draft.left:
+            decodes = self._take_turns(decodes, draft.left)
+        block_size = self.capacity.block_size
+        num_preemptions = self._counts.preemptions
+        for sequence in decodes:
+            if not sequence.is_running:
+                break  # gave way to an older one, as did all behind it
+            num_blocks = len(sequence.block_ids)
+            if sequence.num_computed == num_blocks * block_size:
+                if not self._free_a_block(sequence):
+                    break
+                sequence.block_ids += self.batch.pool.take(1)
+                draft.add_blocks(sequence, num_blocks)
+            draft.add(sequence, 1)
+        draft.num_decodes = len(draft.rows)
+        return self._counts.preemptions > num_preemptions
+
+    def _take_turns(self, decodes: list[Sequence], count: int) -> list[Sequence]:
+        """`count` of too many decodes, in key order, going round from step to step."""
+        first = bisect_right(decodes, self._last_turn, key=_by_key)
+        tail = decodes[first : first + count]
+        head = decodes[: count - len(tail)]
+        self._last_turn = (head or tail)[-1].key
+        return head + tail
+
+    def _free_a_block(self, sequence: Sequence) -> bool:
+        """Preempts from the end of the line until a block is there; False if it was our turn."""
+        while self.batch.pool.num_available == 0:
+            victim = self.batch.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _plan_prefill(self, sequence: Sequence, draft: Draft) -> None:
+        """A first chunk that leaves half the remaining budget to the prompts behind.
+
+        What they don't want comes back in `_use_up`. Full blocks are published at once: this plan
+        writes them before anything that finds them can read.
+        """
+        length = min(
+            sequence.num_prefill - sequence.num_computed,
+            draft.left,
+            self._max_chunk,
+            max(self.capacity.block_size, draft.left // 2),
+        )
+        row = len(draft.rows)
+        draft.add(sequence, length)
+        draft.published += [(row, b) for b in self.batch.publish(sequence, sequence.num_computed)]
+
+    def _use_up(self, draft: Draft) -> None:
+        """Gives what is left of the budget to the chunks of the plan, the first in line first."""
+        for row in range(draft.num_decodes, len(draft.rows)):
+            sequence = draft.rows[row]
+            length = min(
+                sequence.num_prefill - sequence.num_computed,
+                draft.left,
+                self._max_chunk - draft.lengths[row],
+            )
+            if length > 0:
+                draft.extend(row, length)
+                published = self.batch.publish(sequence, sequence.num_computed)
+                draft.published += [(row, block) for block in published]
+
+    # --- admission and preemption -----------------------------------------------------------------
+
+    def _admit(self, draft: Draft, now: float) -> None:
+        """Admits in line, each with all blocks for what it knows, until one doesn't fit.
+
+        Nobody overtakes a sequence that waits for room; those that wait for a leader are passed.
+        """
+        index = 0
+        while index < len(self.waiting) and draft.left and self.batch.has_free_slot:
+            sequence = self.waiting[index]
+            if sequence.num_pending:
+                return  # its next token is on its way
+            entry = self.batch.find_entry(sequence, draft.step)
+            if entry is None:
+                index += 1
+                continue
+            if not self.batch.fits(sequence, entry):
+                return
+            del self.waiting[index]
+            self._enter(sequence, entry, draft, now)
+            self._plan_prefill(sequence, draft)
+
+    def _enter(self, sequence: Sequence, entry: Entry, draft: Draft, now: float) -> None:
+        self.batch.enter(sequence, entry)
+        draft.admit(sequence)
+        if entry.copy_source is not None:
+            draft.copies.append((entry.copy_source, sequence.block_ids[len(entry.blocks)]))
+        if sequence.scheduled_at is None:
+            sequence.scheduled_at = now
+            sequence.num_cached = entry.num_cached
+            if entry.was_looked_up:
+                self._counts.prefix_queries += sequence.num_prompt
+                self._counts.prefix_hits += entry.num_cached
+
+    def _make_way(self, step: int) -> None:
+        """Preempts running sequences of lower rank if that lets the first in line enter."""
+        if not (self.waiting and self.batch.running) or self.waiting[0].num_pending:
+            return
+        first = self.waiting[0]
+        victims = [
+            other
+            for other in reversed(self.batch.running)
+            if other.key > first.key and self._policy.outranks(first.request, other.request)
+        ]
+        entry = self.batch.find_entry(first, step) if victims else None
+        if entry is None or self.batch.fits(first, entry):
+            return
+        reclaimable = sum(len(victim.block_ids) for victim in victims)
+        if self.batch.pool.num_available + reclaimable < self.batch.num_blocks(first):
+            return  # all of them would not be enough
+        for victim in victims:
+            self._preempt(victim)
+            if self.batch.fits(first, entry):
+                return
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back in line, with its tokens but without KV; its place in line is still its own."""
+        sequence.num_lost = max(sequence.num_lost, sequence.num_computed)
+        sequence.num_preemptions += 1
+        self._counts.preemptions += 1
+        self.batch.leave(sequence)
+        insort(self.waiting, sequence, key=_by_key)
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
+        """Takes in what the oldest plan in flight yielded; the last event is a StepStats.
+
+        Rows whose sequence is gone are dropped. The loop fills in plan_seconds and step_seconds.
+        """
+        draft = self._in_flight.popleft()
+        assert draft.step == plan.step == result.step, "results come in the order of plans"
+        errors = dict(result.row_errors)
+        for row, block in draft.published:
+            if row in errors:
+                self.batch.pool.unpublish(block)
+        events: list[Event] = []
+        for row, request_id in enumerate(plan.seq_ids):
+            sequence = self.sequences.get(request_id)
+            if sequence is None:
+                continue
+            if row in errors:
+                events.append(self._finish(sequence, FinishReason.ERROR, now, errors[row]))
+            else:
+                events.extend(self._apply_row(sequence, plan, result, row, now))
+        num_tokens = sum(draft.lengths)
+        events.append(
+            self._stats(num_tokens - draft.num_decodes, draft.num_decodes, result.device_seconds)
+        )
+        return events
+
+    def _apply_row(
+        self, sequence: Sequence, plan: StepPlan, result: StepResult, row: int, now: float
+    ) -> list[Event]:
+        request = sequence.request
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        if result.prompt_logprobs is not None:
+            prompt_logprobs = sequence.report(result.prompt_logprobs[row], plan.starts[row])
+        if not plan.samples[row]:
+            if not prompt_logprobs:
+                return []
+            return [Tokens(request.id, (), prompt_logprobs=prompt_logprobs)]
+        first = None
+        if not sequence.has_sampled:
+            sequence.has_sampled = True
+            assert sequence.scheduled_at is not None
+            prefilled_at = now - result.sample_seconds
+            first = FirstToken(sequence.scheduled_at, prefilled_at, now, sequence.num_cached)
+        sequence.num_pending -= 1
+        if request.max_tokens == 0:  # the token is nobody's
+            done = Tokens(request.id, (), prompt_logprobs=prompt_logprobs, first=first)
+            return [done, self._finish(sequence, FinishReason.LENGTH, now)]
+        token_ids = result.token_ids[row]
+        logprobs = result.logprobs[row] if result.logprobs is not None else ()
+        tokens = Tokens(request.id, token_ids, logprobs, prompt_logprobs, first)
+        (token,) = token_ids
+        sequence.token_ids.append(token)
+        if sequence.is_running:
+            self.batch.publish(sequence, plan.starts[row] + plan.lengths[row])
+        if token in request.stop_token_ids and sequence.num_generated > request.sampling.min_tokens:
+            finished = self._finish(sequence, FinishReason.STOP, now, stop_token_id=token)
+            return [tokens, finished]
+        if sequence.num_generated == request.max_tokens:
+            return [tokens, self._finish(sequence, FinishReason.LENGTH, now)]
+        return [tokens]
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        message: str = "",
+        *,
+        stop_token_id: int | None = None,
+    ) -> Finished:
+        """Ends a sequence wherever it is; rows of it that are in flight will find it gone."""
+        request = sequence.request
+        if sequence.is_running:
+            self.batch.leave(sequence)
+        else:
+            del self.waiting[bisect_left(self.waiting, sequence.key, key=_by_key)]
+        del self.sequences[request.id]
+        return Finished(request.id, reason, message, stop_token_id, sequence.num_preemptions, now)
+
+    def fail_all(self, message: str, now: float) -> list[Event]:
+        """The engine is lost: ends every sequence and trusts nothing in its KV memory."""
+        events: list[Event] = [
+            self._finish(sequence, FinishReason.ERROR, now, message)
+            for sequence in list(self.sequences.values())
+        ]
+        self._in_flight.clear()
+        self.batch.pool.clear()
+        return [*events, self.stats()]
+
+    def stats(self) -> StepStats:
+        """The gauges and what was counted since the last StepStats, outside of any step."""
+        return self._stats(0, 0, 0.0)
+
+    def _stats(
+        self, num_prefill_tokens: int, num_decode_tokens: int, device_seconds: float
+    ) -> StepStats:
+        counts, self._counts = self._counts, _Counts()
+        return StepStats(
+            step=self._step,
+            num_running=len(self.batch.running),
+            num_waiting=len(self.waiting),
+            num_blocks=self.batch.pool.num_blocks,
+            num_blocks_used=self.batch.pool.num_referenced,
+            num_blocks_cached=self.batch.pool.num_cached,
+            num_prefill_tokens=num_prefill_tokens,
+            num_decode_tokens=num_decode_tokens,
+            num_preemptions=counts.preemptions,
+            num_recomputed_tokens=counts.recomputed_tokens,
+            prefix_queries=counts.prefix_queries,
+            prefix_hits=counts.prefix_hits,
+            device_seconds=device_seconds,
+        )
