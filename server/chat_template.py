@@ -88,9 +88,9 @@ class ChatTemplate:
                 try:
                     return self._run(name, messages, {"add_generation_prompt": False})
                 except RenderFailed as error:
-                    if error.kind == "limit":
-                        raise
-                    return None
+                    if error.kind in ("raised", "failed"):
+                        return None
+                    raise
 
             try:
                 self._traits[name] = learn_traits(attempt)

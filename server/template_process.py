@@ -27,7 +27,11 @@ _GRACE_SECONDS = 5.0  # past the child's own alarm; reached only if the child ca
 
 
 class RenderFailed(Exception):
-    """`kind`: "raised" (the template's own message), "failed" (its fault) or "limit"."""
+    """`kind`: what went wrong.
+
+    "raised" is the template's own message to the client and "failed" its fault with these
+    variables; "limit" and "broken" (it does not compile) say that no variables may help.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -79,9 +83,9 @@ class TemplateProcess:
             raise RenderFailed("limit", "its process did not start") from None
         try:
             self._ask(child, _frame({"sources": self._sources, "seconds": self._max_seconds}))
-        except RenderFailed:
+        except RenderFailed as error:
             self._end()
-            raise
+            raise RenderFailed("broken", str(error)) from None
         return child
 
     def _ask(self, child: _Child, request: bytes) -> str:

@@ -28,7 +28,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MEMORY_LIMIT_BYTES = 1 << 30  # address space of this process, of which Python and jinja2 need 10 %
+MEMORY_LIMIT_BYTES = 1 << 29  # address space; Python and jinja2 need a tenth of it
 
 
 class RaisedByTemplate(Exception):
