@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -19,14 +20,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.errors import ModelFileError
 from scheduler.loop import Engine, EngineFailed, ServingLoop
-from scheduler.policy import Policy
+from scheduler.policy import POLICIES, Policy, max_total_tokens
 from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.types import KVCapacity, Request, SamplingParams, Submit
+from server.config import EngineConfig
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
 from server.wire import CoreInfo, Failed, FailureKind, Loading, Ready, Start
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.model_config import ModelConfig
 
 log = logging.getLogger("paceline.core")
 
@@ -144,11 +154,181 @@ def start_core_thread(
     return CoreThread(ours, thread, codes)
 
 
+# --- the engine ----------------------------------------------------------------------------------
+
+
+def build_core(start: Start, report: Report) -> Core:
+    """The core of a real model, warm. Raises ModelFileError for what a person can put right."""
+    import torch
+
+    from engine.loading import load_model
+    from engine.torch_engine import TorchEngine
+
+    begin = time.monotonic()
+    config, limits = start.config, start.limits
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = _choose_device(config.device)
+    dtype = _choose_dtype(config, device)
+    model = load_model(
+        Path(config.model),
+        dtype=dtype,
+        device=device,
+        progress=lambda done, total: report("loading weights", done, total),
+        max_model_len=config.max_model_len,
+    )
+    for warning in model.warnings:
+        log.warning("%s", warning)
+    report("making the KV cache", 0, 0)
+    capacity, formula = _size_cache(model.config, start, device, dtype)
+    engine = TorchEngine(
+        model,
+        device=device,
+        dtype=dtype,
+        num_blocks=capacity.num_blocks,
+        block_size=capacity.block_size,
+        num_slots=capacity.num_slots,
+        max_model_len=capacity.max_model_len,
+        vocab_limit=min(start.vocab_limit, model.config.vocab_size),
+    )
+    core = Core(
+        engine=engine,
+        limits=replace(limits, watermark_blocks=capacity.num_blocks // 100),
+        policy=POLICIES[config.policy](),
+        info=CoreInfo(
+            model_name=config.served_model_name,
+            max_model_len=max_total_tokens(capacity),
+            context_length=model.config.context_length,
+            vocab_size=model.config.vocab_size,
+            eos_token_ids=model.config.eos_token_ids,
+            capacity=capacity,
+            limits=limits,
+            dtype=str(dtype).removeprefix("torch."),
+            device=_device_name(device),
+            kernels="torch",
+            notes=(formula,),
+        ),
+        depth=config.depth,
+    )
+    report("warming up", 0, 0)
+    # A GPU must meet its worst batch before clients do; a CPU only has to load its libraries.
+    full = device.type == "cuda"
+    warm_up(core, limits.max_running if full else 1, limits.max_step_tokens if full else 8)
+    # What is loaded stays: the collector need not walk it again and again.
+    gc.collect()
+    gc.freeze()
+    return replace(core, info=replace(core.info, load_seconds=time.monotonic() - begin))
+
+
+def _choose_device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelFileError("--device cuda: there is no CUDA device that torch can use")
+    return torch.device(name)
+
+
+def _choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """auto: float32 on a CPU; on a GPU the checkpoint's type, bfloat16 for float32 or quantised."""
+    import torch
+
+    from engine.loading import load_config
+
+    name = config.dtype
+    if name == "auto" and device.type == "cpu":
+        name = "float32"
+    elif name == "auto":
+        stored = load_config(Path(config.model)).checkpoint_dtype
+        name = stored if stored in ("float16", "bfloat16") else "bfloat16"
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _device_name(device: torch.device) -> str:
+    import torch
+
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"cpu ({torch.get_num_threads()} threads)"
+
+
+def _size_cache(
+    model: ModelConfig, start: Start, device: torch.device, dtype: torch.dtype
+) -> tuple[KVCapacity, str]:
+    """How many blocks, and the line that says why. Raises ModelFileError if they do not fit.
+
+    Without --kv-memory it is what `max_running` sequences of full length could use, but on a GPU
+    at most nine tenths of the free memory, on a CPU at most a quarter of it and no more than four
+    such sequences or 2 GiB: RAM is shared with everything else on the machine.
+    """
+    from engine.kv_cache import (
+        available_memory,
+        blocks_for,
+        describe,
+        kv_bytes_per_token,
+        useful_blocks,
+    )
+
+    config = start.config
+    max_model_len = config.max_model_len or model.context_length
+    if max_model_len > model.context_length and model.rope.type != "dynamic":
+        raise ModelFileError(
+            f"--max-model-len {max_model_len}: the model's context is {model.context_length}"
+        )
+    free = available_memory(device)
+    bytes_per_token = kv_bytes_per_token(model, dtype)
+    memory = config.kv_memory
+    if memory is None and device.type == "cuda":
+        memory = free * 9 // 10
+    elif memory is None:
+        memory = min(free // 4, max(2 << 30, 4 * max_model_len * bytes_per_token))
+    elif memory > free:
+        raise ModelFileError(f"--kv-memory {memory}: only {free} bytes are free")
+    try:
+        num_blocks = blocks_for(
+            memory, bytes_per_token=bytes_per_token, block_size=config.block_size
+        )
+    except ValueError as error:
+        raise ModelFileError(str(error)) from None
+    if config.kv_memory is None:
+        useful = useful_blocks(
+            max_running=start.limits.max_running,
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+        )
+        num_blocks = min(num_blocks, useful)
+    max_model_len = min(max_model_len, num_blocks * config.block_size)
+    capacity = KVCapacity(num_blocks, config.block_size, start.limits.max_running, max_model_len)
+    return capacity, describe(model, dtype, num_blocks=num_blocks, block_size=config.block_size)
+
+
+def warm_up(core: Core, num_requests: int, num_prompt_tokens: int) -> None:
+    """Runs a prompt and a batch of `num_requests` through the engine, to the end.
+
+    At the limits of the core, afterwards buffers have their size and libraries are loaded: a step
+    inside the limits needs nothing that these did not. Raises what the engine raises.
+    """
+    capacity = core.engine.capacity
+    limits = replace(core.limits, prefix_caching=False, watermark_blocks=0)
+    scheduler = Scheduler(capacity, limits, core.policy)
+    longest = min(num_prompt_tokens, max_total_tokens(capacity) - 2)
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, num_logprobs=1)
+    for i in range(num_requests if longest >= 1 else 0):
+        prompt = (0,) * (1 if i else longest)
+        request = Request(f"warm-up-{i}", prompt, 2, sampling=sampling)
+        scheduler.handle(Submit((request,)), now=0.0)
+    while (plan := scheduler.schedule(0.0)) is not None:
+        scheduler.apply(plan, core.engine.submit(plan).result(), 0.0)
+
+
 # --- the process ----------------------------------------------------------------------------------
 
 
-def main(argv: Sequence[str]) -> int:
-    """`python -m server.core_process FD PARENT_PID`."""
+def main(argv: Sequence[str], build: Build | None = None) -> int:
+    """The child: FD PARENT_PID. `build` replaces the real engine in tests of this process."""
     descriptor, parent_pid = (int(argument) for argument in argv)
     _die_with(parent_pid)
     os.set_inheritable(descriptor, False)
@@ -158,10 +338,7 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(levelname)s core: %(message)s", stream=sys.stderr
     )
-    return run_core(socket.socket(fileno=descriptor), build_core)
-
-
-def build_core(start: Start, report: Report) -> Core: ...
+    return run_core(socket.socket(fileno=descriptor), build or build_core)
 
 
 def _die_with(parent_pid: int) -> None:

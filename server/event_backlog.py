@@ -91,8 +91,14 @@ class EventBacklog:
 
 
 # Gauges are the newest; all other numbers of StepStats belong to their turn and add up.
-_GAUGES = ("step", "num_running", "num_waiting", "num_blocks", "num_blocks_used")
-_GAUGES += ("num_blocks_cached",)
+_GAUGES = {
+    "step",
+    "num_running",
+    "num_waiting",
+    "num_blocks",
+    "num_blocks_used",
+    "num_blocks_cached",
+}
 _SUMS = tuple(field.name for field in fields(StepStats) if field.name not in _GAUGES)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -38,6 +39,10 @@ _FLUSH_SECONDS = 0.5
 _CLOSE_SECONDS = 1
 
 
+class PortError(Exception):
+    """The address cannot be listened on; one line for people."""
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: who stops, and when, is decided here."""
 
@@ -48,57 +53,70 @@ class HttpServer(uvicorn.Server):
 
 def serve(settings: Settings) -> int:
     """Serves until it is told to stop; the exit code. Prints one line for what people cause."""
-    errors = Console(stderr=True)
     try:
-        model_path = resolve_model(settings.engine.model or None)
-        listener = _bind(settings.server.host, settings.server.port)
-    except (ModelFileError, OSError) as error:
-        errors.print(f"paceline: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 2 if isinstance(error, ModelFileError) else 1
-    configure_logging(settings.server.log_level)
-    engine = replace(settings.engine, model=str(model_path))
-    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            return runner.run(_live(replace(settings, engine=engine), listener))
-        except (ModelFileError, CoreGaveUp) as error:
-            errors.print(f"paceline: {error}", markup=False, highlight=False, soft_wrap=True)
-            return error.exit_code if isinstance(error, CoreGaveUp) else 2
+        return _serve(settings)
+    except (ModelFileError, CoreGaveUp, PortError) as error:
+        console = Console(stderr=True)
+        console.print(f"paceline: {error}", markup=False, highlight=False, soft_wrap=True)
+        if isinstance(error, CoreGaveUp):
+            return error.exit_code
+        return 1 if isinstance(error, PortError) else 2
+
+
+def _serve(settings: Settings) -> int:
+    path = resolve_model(settings.engine.model or None)
+    name = settings.engine.served_model_name or model_name(settings.engine.model, path)
+    engine = replace(settings.engine, model=str(path), served_model_name=name)
+    with (
+        _bind(settings.server.host, settings.server.port) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        configure_logging(settings.server.log_level)
+        tokenizer = load_tokenizer(path)
+        return runner.run(_live(replace(settings, engine=engine), listener, tokenizer))
+
+
+async def _live(settings: Settings, listener: socket.socket, tokenizer: Tokenizer) -> int:
+    return await ServerLife(settings, listener, tokenizer).run()
+
+
+def model_name(typed: str, path: Path) -> str:
+    """What clients call it: the hub name, the directory, or the .gguf file without its type."""
+    if path.suffix == ".gguf":
+        return re.sub(r"[.-](I?Q\d\w*|BF16|F16|F32)$", "", path.stem, flags=re.IGNORECASE)
+    return typed if typed and not Path(typed).expanduser().exists() else path.resolve().name
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises OSError with a line for people."""
+    """A listening socket: whoever connects waits for the server. Raises PortError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        # Two servers may bind one port with SO_REUSEADDR, but only one of them may listen.
         listener.listen(2048)
     except (OSError, UnicodeError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise OSError(f"cannot listen on {host}:{port}: {reason} (--host, --port)") from None
+        raise PortError(f"cannot listen on {host}:{port}: {reason} (--host, --port)") from None
     return listener
-
-
-async def _live(settings: Settings, listener: socket.socket) -> int:
-    return await ServerLife(settings, listener).run()
 
 
 class ServerLife:
     """One run of the server around one event loop."""
 
-    def __init__(self, settings: Settings, listener: socket.socket) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, listener: socket.socket, tokenizer: Tokenizer) -> None:
         self._config = settings.server
         self._listener = listener
+        self._tokenizer = tokenizer
         self._client = CoreClient()
-        self._supervisor = Supervisor(self._client, Start(settings.engine, settings.limits))
+        start = Start(settings.engine, settings.limits, tokenizer.vocab_size)
+        self._supervisor = Supervisor(self._client, start)
         self._stop_wanted = asyncio.Event()
         self._force_wanted = asyncio.Event()
 
     async def run(self) -> int:
-        """Until a signal, then 0. Raises CoreGaveUp, ModelFileError."""
+        """Until a signal, then 0. Raises CoreGaveUp."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
@@ -108,11 +126,7 @@ class ServerLife:
             with progress as show:
                 self._client.on_loading = show
                 self._client.on_ready = lambda info: self._on_ready(progress, info)
-                # The child loads the weights meanwhile.
-                tokenizer = await asyncio.to_thread(
-                    load_tokenizer, Path(self._settings.engine.model)
-                )
-                return await self._serve_until_the_end(tokenizer, core)
+                return await self._serve_until_the_end(core)
         finally:
             await self._supervisor.stop()
             # Its error was raised above.
@@ -134,8 +148,8 @@ class ServerLife:
         self._client.on_loading = lambda _loading: None
         self._client.on_ready = lambda _info: log.warning("the engine is ready again")
 
-    async def _serve_until_the_end(self, tokenizer: Tokenizer, core: asyncio.Task[None]) -> int:
-        http = self._http_server(tokenizer)
+    async def _serve_until_the_end(self, core: asyncio.Task[None]) -> int:
+        http = self._http_server()
         serving = asyncio.create_task(http.serve([self._listener]))
         stopping = asyncio.create_task(self._stop_wanted.wait())
         try:
@@ -165,13 +179,13 @@ class ServerLife:
         idle.cancel()
         force.cancel()
 
-    def _http_server(self, tokenizer: Tokenizer) -> HttpServer:
+    def _http_server(self) -> HttpServer:
         class Protocol(LimitedProtocol):
             max_header_bytes = self._config.max_header_bytes
 
         return HttpServer(
             uvicorn.Config(
-                create_app(self._client, tokenizer, self._config),
+                create_app(self._client, self._tokenizer, self._config),
                 http=Protocol,
                 ws="none",
                 log_config=None,

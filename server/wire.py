@@ -30,10 +30,14 @@ class WireError(ValueError):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The first message: what to build, and the limits that were asked for."""
+    """The first message: what to build, and the limits that were asked for.
+
+    Ids from `vocab_limit` on have no text, whatever the size of the model's head: never sampled.
+    """
 
     config: EngineConfig
     limits: SchedulerLimits
+    vocab_limit: int
 
 
 class Group(msgspec.Struct, frozen=True):

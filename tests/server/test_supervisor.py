@@ -21,9 +21,9 @@ from server.core_client import CoreClient, CoreState, CoreUnavailable
 from server.supervisor import CoreGaveUp, Supervisor
 from server.wire import Loading, Start
 from tests.support.scripted_core import ROOT, spawn
-from tests.support.scripted_engine import LIMITS, request
+from tests.support.scripted_engine import LIMITS, VOCAB_SIZE, request
 
-START = Start(EngineConfig(), LIMITS)
+START = Start(EngineConfig(), LIMITS, VOCAB_SIZE)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -67,7 +67,7 @@ INFO = CoreInfo(
 )
 LOGPROB = TokenLogprobs(1, -math.inf, ((1, -0.5), (2, -math.inf)))
 TO_CORE: list[ToCore] = [
-    Start(EngineConfig(model="m", kv_memory=2**40), LIMITS),
+    Start(EngineConfig(model="m", kv_memory=2**40), LIMITS, 100),
     Commands((Group.pack([REQUEST]),), ("b", "c"), drain=True),
     Commands(),
 ]

@@ -117,7 +117,9 @@ def info_for(engine: Engine, limits: SchedulerLimits = LIMITS) -> CoreInfo:
     )
 
 
-def request(name: str, num_prompt_tokens: int = 4, max_tokens: int = 8, **fields: object) -> Request:
+def request(
+    name: str, num_prompt_tokens: int = 4, max_tokens: int = 8, **fields: object
+) -> Request:
     """A plain request; its prompt differs by name."""
     prompt = tuple((len(name) + i) % 100 for i in range(num_prompt_tokens))
     return Request(name, prompt, max_tokens, **fields)  # type: ignore[arg-type]
@@ -140,7 +142,9 @@ async def running_core(
     client = CoreClient()
     ready = asyncio.Event()
     client.on_ready = lambda _info: ready.set()
-    serving = asyncio.create_task(client.serve(core.sock, Start(EngineConfig(), limits)))
+    serving = asyncio.create_task(
+        client.serve(core.sock, Start(EngineConfig(), limits, VOCAB_SIZE))
+    )
     try:
         await asyncio.wait_for(ready.wait(), 10.0)
         assert client.state is CoreState.READY
