@@ -45,8 +45,8 @@ class Batch:
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A host array as a device tensor; on cuda the copy does not block the host."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    """A copy of a host array as a device tensor; on cuda the copy does not block the host."""
+    tensor = torch.from_numpy(np.array(array, order="C"))
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

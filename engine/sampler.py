@@ -1,0 +1,254 @@
+"""Sampler: logits to token ids, each row by its own parameters.
+
+Owns the table of sampling parameters by slot. Steps, in this order: repetition penalty, presence
+and frequency penalties, logit_bias, the ban of stop ids before min_tokens; then log-probabilities,
+and greedy choice or a draw (engine.draw). Rows that need none of it cost one argmax. Must not know
+models or KV.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batch import Ints, to_device
+from engine.draw import Filters, draw_from_all, draw_from_best, weights_of
+from engine.logprobs import MAX_LOGITS, Logprobs
+from engine.random import signed64, uniform
+from scheduler.types import Admission, SamplingParams
+
+# Below it a draw is greedy: a logit that is 0.02 behind would come up once in 10^9 draws.
+MIN_TEMPERATURE = 1e-3
+MAX_PARAMETER = 1e9
+
+SLOT_COLUMNS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int64),  # vocab_limit = off
+        ("top_p", np.float64),
+        ("min_p", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("repetition", np.float32),
+        ("seed", np.int64),
+        ("min_tokens", np.int64),
+        ("num_prompt_tokens", np.int64),
+        ("num_logprobs", np.int64),  # -1 = none
+        ("greedy", np.bool_),
+        ("ranked", np.bool_),  # has top_k or top_p
+        ("penalised", np.bool_),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a step sampled; tensors are on the device."""
+
+    token_ids: Tensor  # [rows] int64
+    peaks: Tensor  # [rows] float32: the best logit; not finite where the row is broken
+    logprob_rows: tuple[int, ...] = ()
+    num_top: tuple[int, ...] = ()  # alternatives wanted by each of logprob_rows
+    logprobs: Logprobs | None = None  # of logprob_rows
+
+
+class Sampler:
+    """Vectorised over rows; the host decides which rows need what, so it never waits.
+
+    The exception is a row with top_p and no top_k on the CPU, where nothing is asynchronous.
+    """
+
+    def __init__(
+        self, *, num_slots: int, vocab_size: int, vocab_limit: int, device: torch.device
+    ) -> None:
+        """`vocab_limit`: ids from here on are padding of the model's vocab_size, never sampled."""
+        assert 0 < vocab_limit <= vocab_size
+        self._vocab_size, self._vocab_limit = vocab_size, vocab_limit
+        self._device = device
+        self._table = np.zeros(num_slots, dtype=SLOT_COLUMNS)
+        self._bias: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
+        self._stop_ids: dict[int, Ints] = {}
+
+    def fault(self, admission: Admission) -> str:
+        """Why this admission can not be served, or "": the server refuses such requests before."""
+        sampling = admission.sampling
+        numbers = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty,
+            *(value for _, value in sampling.logit_bias),
+        )
+        if not all(abs(number) <= MAX_PARAMETER for number in numbers):  # NaN fails it too
+            return "a sampling parameter is not a number within reason"
+        if sampling.repetition_penalty <= 0:
+            return "repetition_penalty is not positive"
+        for name, ids in (
+            ("token_ids", admission.token_ids),
+            ("stop_token_ids", admission.stop_token_ids),
+            ("logit_bias", tuple(token for token, _ in sampling.logit_bias)),
+        ):
+            if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
+                return f"{name}: an id is outside the vocabulary of {self._vocab_size}"
+        return ""
+
+    def admit(self, admission: Admission) -> None:
+        """Reset the slot to the parameters of a sequence without fault."""
+        sampling, slot, limit = admission.sampling, admission.slot, self._vocab_limit
+        top_k = sampling.top_k if 0 < sampling.top_k < limit else limit
+        self._table[slot] = (
+            max(sampling.temperature, MIN_TEMPERATURE),
+            top_k,
+            sampling.top_p,
+            min(sampling.min_p, 1.0),
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty,
+            signed64(sampling.seed),
+            sampling.min_tokens,
+            admission.num_prompt_tokens,
+            -1 if sampling.num_logprobs is None else sampling.num_logprobs,
+            sampling.temperature < MIN_TEMPERATURE,
+            top_k < limit or sampling.top_p < 1,
+            _penalises(sampling),
+        )
+        # Ids of the padding are never sampled anyway.
+        bias = {token: value for token, value in sampling.logit_bias if token < limit}
+        self._bias[slot] = (
+            np.fromiter(bias.keys(), dtype=np.int64),
+            np.fromiter(bias.values(), dtype=np.float32),
+        )
+        stop_ids = [token for token in dict.fromkeys(admission.stop_token_ids) if token < limit]
+        self._stop_ids[slot] = np.array(stop_ids, dtype=np.int64)
+
+    def sample(self, logits: Tensor, slots: Ints, lengths: Ints, token_table: Tensor) -> Samples:
+        """The next token of slots [rows], whose sequences have `lengths` [rows] tokens so far.
+
+        logits [rows, vocab_size] float32 is overwritten; token_table [slots, positions] int64.
+        """
+        columns = self._table[slots]
+        logits = logits[:, : self._vocab_limit]
+        self._penalise(logits, slots, lengths, token_table)
+        self._add_bias(logits, slots)
+        self._ban_stop_ids(logits, slots, lengths)
+
+        peaks, token_ids = logits.max(1)
+        random = np.flatnonzero(~columns["greedy"])
+        for part in self._parts(random):
+            rows = self._upload(part)
+            indices = lengths[part] - columns["num_prompt_tokens"][part]
+            drawn = self._draw(logits[rows], peaks[rows], columns[part], indices)
+            token_ids[rows] = drawn
+
+        wanted = np.flatnonzero(columns["num_logprobs"] >= 0)
+        if not len(wanted):
+            return Samples(token_ids, peaks)
+        num_top = columns["num_logprobs"][wanted]
+        parts = []
+        for part in self._parts(wanted):
+            rows = self._upload(part)
+            parts.append(Logprobs.of(logits[rows], token_ids[rows], num_top=int(num_top.max())))
+        return Samples(
+            token_ids,
+            peaks,
+            logprob_rows=tuple(wanted.tolist()),
+            num_top=tuple(num_top.tolist()),
+            logprobs=Logprobs.joined(parts),
+        )
+
+    def _parts(self, rows: Ints) -> list[Ints]:
+        """Rows in pieces whose logits stay below MAX_LOGITS."""
+        size = max(1, MAX_LOGITS // self._vocab_limit)
+        return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+    def _draw(
+        self, logits: Tensor, peaks: Tensor, columns: NDArray[np.void], indices: Ints
+    ) -> Tensor:
+        """[rows] int64; `indices`: how many tokens each sequence has generated before."""
+        weights = weights_of(logits, peaks, self._upload(columns["temperature"]))
+        uniforms = uniform(self._upload(columns["seed"]), self._upload(indices))
+        tokens = torch.empty(len(columns), dtype=torch.int64, device=self._device)
+
+        plain = np.flatnonzero(~columns["ranked"])
+        if len(plain):
+            rows, min_p = self._upload(plain), self._upload(columns["min_p"][plain])
+            tokens[rows] = draw_from_all(weights[rows], min_p, uniforms[rows])
+        ranked = np.flatnonzero(columns["ranked"])
+        if len(ranked):
+            rows, of = self._upload(ranked), columns[ranked]
+            tokens[rows] = draw_from_best(
+                logits[rows],
+                weights[rows],
+                Filters(*(self._upload(of[name]) for name in ("top_k", "top_p", "min_p"))),
+                uniforms[rows],
+                max_top_k=int(of["top_k"].max()),
+            )
+        return tokens
+
+    def _penalise(self, logits: Tensor, slots: Ints, lengths: Ints, token_table: Tensor) -> None:
+        """Repetition (prompt and output), then presence and frequency (output only).
+
+        Counts come from the token table at each step: no state to reset, restore or mix up.
+        """
+        for part in self._parts(np.flatnonzero(self._table["penalised"][slots])):
+            columns = self._table[slots[part]]
+            rows, length = self._upload(part), self._upload(lengths[part])[:, None]
+            tokens = token_table[:, : int(lengths[part].max())][self._upload(slots[part])]
+            position = torch.arange(tokens.shape[1], device=self._device)
+            is_known = position < length
+            is_output = is_known & (position >= self._upload(columns["num_prompt_tokens"])[:, None])
+            num_known = self._counts(tokens, is_known)
+            num_output = self._counts(tokens, is_output)
+
+            repetition, presence, frequency = (
+                self._upload(columns[name])[:, None]
+                for name in ("repetition", "presence", "frequency")
+            )
+            old = logits[rows]
+            repeated = torch.where(old > 0, old / repetition, old * repetition)
+            new = torch.where(num_known > 0, repeated, old)
+            logits[rows] = new - frequency * num_output - presence * (num_output > 0)
+
+    def _counts(self, tokens: Tensor, counted: Tensor) -> Tensor:
+        """[rows, vocab_limit] float32: how often each id occurs where `counted`."""
+        counts = torch.zeros((len(tokens), self._vocab_size), device=self._device)
+        counts.scatter_add_(1, tokens, counted.to(torch.float32))
+        return counts[:, : self._vocab_limit]
+
+    def _add_bias(self, logits: Tensor, slots: Ints) -> None:
+        found = [(row, *self._bias[slot]) for row, slot in enumerate(slots.tolist())]
+        found = [entry for entry in found if len(entry[1])]
+        if not found:
+            return
+        rows = self._upload(
+            np.repeat([row for row, *_ in found], [len(ids) for _, ids, _ in found])
+        )
+        ids = self._upload(np.concatenate([ids for _, ids, _ in found]))
+        logits[rows, ids] += self._upload(np.concatenate([values for *_, values in found]))
+
+    def _ban_stop_ids(self, logits: Tensor, slots: Ints, lengths: Ints) -> None:
+        """Where fewer than min_tokens are generated, no stop id may be next."""
+        columns = self._table[slots]
+        early = lengths - columns["num_prompt_tokens"] < columns["min_tokens"]
+        found = [(row, self._stop_ids[int(slots[row])]) for row in np.flatnonzero(early)]
+        if not found:
+            return
+        rows = self._upload(np.repeat([row for row, _ in found], [len(ids) for _, ids in found]))
+        logits[rows, self._upload(np.concatenate([ids for _, ids in found]))] = -torch.inf
+
+    def _upload(self, array: NDArray[np.generic]) -> Tensor:
+        return to_device(array, self._device)
+
+
+def _penalises(sampling: SamplingParams) -> bool:
+    return (
+        sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+        or sampling.repetition_penalty != 1
+    )

@@ -1,0 +1,181 @@
+"""From a step's tensors on the device to a StepResult on the host.
+
+Starts the copies when the step is submitted and waits for them when the result is asked for. Must
+not know how the tensors were computed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.logprobs import Logprobs, as_token_logprobs
+from engine.prompt_scores import ScoredPrompts
+from engine.sampler import Samples
+from scheduler.types import StepPlan, StepResult, TokenLogprobs
+
+NOT_FINITE = "the model produced a number that is not finite"
+
+
+class StepTimer:
+    """Seconds between marks, of the device's own clock where it has one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[float | torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        if self._device.type != "cuda":
+            self._marks.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append(event)
+
+    def wait(self) -> None:
+        """Until the device has passed the last mark."""
+        last = self._marks[-1]
+        if isinstance(last, torch.cuda.Event):
+            last.synchronize()
+
+    def seconds(self, first: int, last: int) -> float:
+        """Between two marks by index; after wait()."""
+        begin, end = self._marks[first], self._marks[last]
+        if isinstance(begin, torch.cuda.Event):
+            return begin.elapsed_time(end) / 1000
+        return end - begin
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What a step leaves on the device. `sampled` are the rows of `samples`, in order."""
+
+    hidden_peaks: Tensor  # [tokens] float32: largest magnitude of each hidden state
+    sampled: tuple[int, ...]
+    samples: Samples | None
+    prompts: ScoredPrompts | None
+
+
+class PendingStep:
+    """A submitted step. `faults` are (row, message) known before it ran.
+
+    The timer's marks: start of the step, end of the last layer, end of the step.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        batch: Batch,
+        tensors: StepTensors,
+        *,
+        faults: dict[int, str],
+        timer: StepTimer,
+    ) -> None:
+        self._plan, self._batch, self._faults, self._timer = plan, batch, faults, timer
+        self._sampled = tensors.sampled
+        self._hidden_peaks = _to_host(tensors.hidden_peaks)
+        self._samples = self._prompts = None
+        if tensors.samples is not None:
+            samples = tensors.samples
+            self._samples = replace(
+                samples,
+                token_ids=_to_host(samples.token_ids),
+                peaks=_to_host(samples.peaks),
+                logprobs=_logprobs_to_host(samples.logprobs),
+            )
+        if tensors.prompts is not None:
+            prompts = tensors.prompts
+            self._prompts = replace(
+                prompts,
+                token_ids=_to_host(prompts.token_ids),
+                logprobs=_logprobs_to_host(prompts.logprobs),
+            )
+        timer.mark()
+
+    def result(self) -> StepResult:
+        """Waits for the step to end."""
+        self._timer.wait()
+        errors = self._row_errors()
+        num_rows = len(self._plan.seq_ids)
+        tokens: list[tuple[int, ...]] = [()] * num_rows
+        if self._samples is not None:
+            for row, token in zip(self._sampled, self._samples.token_ids.tolist(), strict=True):
+                if row not in errors:
+                    tokens[row] = (token,)
+        return StepResult(
+            step=self._plan.step,
+            token_ids=tuple(tokens),
+            logprobs=self._sampled_logprobs(num_rows, errors),
+            prompt_logprobs=self._prompt_logprobs(num_rows, errors),
+            row_errors=tuple(sorted(errors.items())),
+            device_seconds=self._timer.seconds(0, 2),
+            sample_seconds=self._timer.seconds(1, 2),
+        )
+
+    def _row_errors(self) -> dict[int, str]:
+        errors = dict(self._faults)
+        peaks = np.maximum.reduceat(self._hidden_peaks.numpy(), self._batch.offsets[:-1])
+        broken = np.flatnonzero(~np.isfinite(peaks)).tolist()
+        if self._samples is not None:
+            finite = np.isfinite(self._samples.peaks.numpy())
+            broken += [self._sampled[i] for i in np.flatnonzero(~finite)]
+        for row in broken:
+            errors.setdefault(row, NOT_FINITE)
+        return errors
+
+    def _sampled_logprobs(
+        self, num_rows: int, errors: dict[int, str]
+    ) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
+        samples = self._samples
+        if samples is None or samples.logprobs is None:
+            return None
+        token_ids = samples.token_ids.tolist()
+        entries = as_token_logprobs(
+            [token_ids[row] for row in samples.logprob_rows],
+            samples.logprobs,
+            list(samples.num_top),
+        )
+        of_row: list[tuple[TokenLogprobs, ...]] = [()] * num_rows
+        for index, entry in zip(samples.logprob_rows, entries, strict=True):
+            if self._sampled[index] not in errors:
+                of_row[self._sampled[index]] = (entry,)
+        return tuple(of_row)
+
+    def _prompt_logprobs(
+        self, num_rows: int, errors: dict[int, str]
+    ) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
+        prompts = self._prompts
+        if prompts is None:
+            return None
+        num_top = np.repeat(prompts.num_top, prompts.counts).tolist()
+        entries = as_token_logprobs(prompts.token_ids.tolist(), prompts.logprobs, num_top)
+        of_row: list[tuple[TokenLogprobs, ...]] = [()] * num_rows
+        begin = 0
+        for row, count in zip(prompts.rows, prompts.counts, strict=True):
+            if row not in errors:
+                of_row[row] = tuple(entries[begin : begin + count])
+            begin += count
+        return tuple(of_row)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """From cuda into pinned memory without waiting."""
+    if tensor.device.type != "cuda":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _logprobs_to_host(logprobs: Logprobs | None) -> Logprobs | None:
+    if logprobs is None:
+        return None
+    return Logprobs(
+        chosen=_to_host(logprobs.chosen),
+        top=_to_host(logprobs.top),
+        top_ids=_to_host(logprobs.top_ids),
+    )

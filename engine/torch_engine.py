@@ -1,0 +1,228 @@
+"""TorchEngine: runs step plans on cpu or cuda, one code for both.
+
+Owns the slot tables, the sampler and the order of work in a step. How a batch becomes hidden states
+is a ModelRunner's business; what to run next is the scheduler's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention import select_attention
+from engine.batch import Batch, Ints, SlotTables, to_device
+from engine.decoder import Decoder
+from engine.kv_cache import KVCache
+from engine.loading import LoadedModel
+from engine.prompt_scores import PromptScorer
+from engine.sampler import Sampler, Samples
+from engine.step_result import PendingStep, StepTensors, StepTimer
+from scheduler.types import Admission, KVCapacity, SamplingParams, StepPlan
+
+
+class ModelRunner(Protocol):
+    """The model with its KV cache, in whatever layout suits it; steps run in submission order."""
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy KV blocks of all layers, (source, target) each, in order."""
+        ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Store the KV of all tokens; hidden states after the final norm [tokens, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab_size] float32, which the caller may overwrite."""
+        ...
+
+
+class TorchRunner:
+    """ModelRunner of a Decoder with paged attention in torch."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        config = decoder.config
+        self._decoder = decoder
+        self._cache = KVCache(
+            config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device
+        )
+        self._attention = select_attention(
+            self._cache, num_heads=config.num_heads, windows=config.layer_windows
+        )
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._cache.copy_blocks(pairs)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self._decoder(batch.token_ids, batch.positions, self._attention.plan(batch))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._decoder.logits(hidden)
+
+
+class TorchEngine:
+    """Implements scheduler.loop.Engine: `submit` queues a step, the result waits for the device."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        max_model_len: int,
+        vocab_limit: int | None = None,
+        runner: ModelRunner | None = None,
+    ) -> None:
+        """`dtype` is the KV's. `vocab_limit`: the tokenizer's size, if the model's is padded.
+
+        `runner` replaces the one in torch, for `num_blocks` blocks of `block_size` tokens.
+        """
+        self.capacity = KVCapacity(num_blocks, block_size, num_slots, max_model_len)
+        self._device = device
+        self._runner = runner or TorchRunner(
+            model.decoder,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+        )
+        self._tables = SlotTables(
+            num_slots=num_slots,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            device=device,
+        )
+        vocab_size = model.config.vocab_size
+        vocab_limit = min(vocab_limit or vocab_size, vocab_size)
+        self._sampler = Sampler(
+            num_slots=num_slots, vocab_size=vocab_size, vocab_limit=vocab_limit, device=device
+        )
+        self._prompts = PromptScorer(
+            num_slots=num_slots, vocab_size=vocab_size, vocab_limit=vocab_limit, device=device
+        )
+        self._faults: dict[int, str] = {}  # of the sequence in a slot; it fails alone
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Queue a step; on the cpu it is done at return. Steps run in the order of submission."""
+        timer = StepTimer(self._device)
+        timer.mark()
+        for admission in plan.admissions:
+            self._admit(admission)
+        self._tables.set_blocks(plan)
+        if plan.copies:
+            self._runner.copy_blocks(plan.copies)
+        batch = self._tables.batch(plan)
+        hidden = self._runner.forward(batch)
+        timer.mark()
+
+        slots = np.asarray(plan.slots, dtype=np.int64)
+        prompts = self._prompts.score(
+            batch,
+            slots,
+            hidden=hidden,
+            logits=self._runner.logits,
+            token_table=self._tables.token_table,
+        )
+        sampled = np.flatnonzero(np.frombuffer(plan.samples, dtype=np.uint8))
+        samples = self._sample(batch, slots, sampled, hidden) if len(sampled) else None
+        tensors = StepTensors(
+            hidden_peaks=hidden.abs().amax(1).to(torch.float32),
+            sampled=tuple(sampled.tolist()),
+            samples=samples,
+            prompts=prompts,
+        )
+        faults = {
+            row: self._faults[slot] for row, slot in enumerate(plan.slots) if slot in self._faults
+        }
+        return PendingStep(plan, batch, tensors, faults=faults, timer=timer)
+
+    def warm_up(self, *, max_step_tokens: int) -> None:
+        """Run the largest step that may come, so that memory runs out now or never.
+
+        As many prompt tokens as a step may have, all with prompt log-probabilities, then every slot
+        sampling with all features on. To be called before any sequence is admitted.
+        """
+        capacity = self.capacity
+        longest = min(
+            max_step_tokens,
+            capacity.max_model_len - 1,
+            capacity.num_blocks * capacity.block_size,
+        )
+        everything = SamplingParams(
+            temperature=1.0,
+            top_p=1.0 - 1e-9,
+            min_p=1e-9,
+            presence_penalty=0.1,
+            repetition_penalty=1.1,
+            num_logprobs=1,
+            prompt_logprobs=1,
+        )
+        self._warm_up_step([longest] * max(1, max_step_tokens // longest), longest, everything)
+        num_decodes = min(max_step_tokens, capacity.num_slots)
+        self._warm_up_step([1] * num_decodes, longest, everything)
+
+    def _warm_up_step(self, lengths: list[int], end: int, sampling: SamplingParams) -> None:
+        """Rows that end at position `end`, on shared blocks, whose contents are nobody's yet."""
+        lengths = lengths[: self.capacity.num_slots]
+        num_rows, num_blocks = len(lengths), -(-end // self.capacity.block_size)
+        rows, blocks = range(num_rows), range(num_blocks)
+        plan = StepPlan(
+            step=0,
+            seq_ids=tuple(str(row) for row in rows),
+            slots=array("q", rows),
+            starts=array("q", [end - length for length in lengths]),
+            lengths=array("q", lengths),
+            samples=b"\1" * num_rows,
+            block_slots=array("q", [row for row in rows for _ in blocks]),
+            block_indices=array("q", [block for _ in rows for block in blocks]),
+            block_ids=array("q", [block for _ in rows for block in blocks]),
+            admissions=tuple(Admission(row, (0,) * end, end, sampling, ()) for row in rows),
+        )
+        self.submit(plan).result()
+
+    def _admit(self, admission: Admission) -> None:
+        """Reset a slot; a sequence with a fault runs as harmless zeros until it is dropped."""
+        self._faults.pop(admission.slot, None)
+        fault = self._sampler.fault(admission)
+        if fault:
+            self._faults[admission.slot] = fault
+            admission = replace(
+                admission,
+                token_ids=(0,) * len(admission.token_ids),
+                sampling=SamplingParams(temperature=0.0),
+                stop_token_ids=(),
+            )
+        self._tables.admit(admission.slot, admission.token_ids)
+        self._sampler.admit(admission)
+        self._prompts.admit(admission)
+
+    def _sample(self, batch: Batch, slots: Ints, sampled: Ints, hidden: Tensor) -> Samples:
+        """Sample rows `sampled` and write their tokens where the next step will look."""
+        last_tokens = to_device(batch.offsets[1:][sampled] - 1, self._device)
+        logits = self._runner.logits(hidden[last_tokens])
+        ends = batch.ends[sampled]
+        table = self._tables.token_table
+        samples = self._sampler.sample(logits, slots[sampled], ends, table)
+        self._tables.write_tokens(
+            to_device(slots[sampled], self._device),
+            to_device(ends, self._device),
+            samples.token_ids,
+        )
+        return samples
