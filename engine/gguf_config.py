@@ -13,6 +13,7 @@ import numpy as np
 from engine.gguf_file import GGMLType, GGUFFile
 from engine.model_config import (
     GGUF_ARCHITECTURES,
+    MAX_LAYERS,
     Architecture,
     Fields,
     ModelConfig,
@@ -38,7 +39,7 @@ def from_gguf(file: GGUFFile) -> ModelConfig:
         known = ", ".join(GGUF_ARCHITECTURES)
         raise fields.error(f"unknown architecture {name!r:.60}; known: {known}")
     _refuse_unsupported(fields, name)
-    num_layers = fields.integer(f"{name}.block_count")
+    num_layers = fields.integer(f"{name}.block_count", limit=MAX_LAYERS)
     hidden_size = fields.integer(f"{name}.embedding_length")
     num_heads = _same_in_all_layers(fields, f"{name}.attention.head_count")
     head_dim = _head_dim(fields, name, hidden_size, num_heads)

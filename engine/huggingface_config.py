@@ -14,6 +14,7 @@ from engine.errors import ModelFileError
 from engine.model_config import (
     HUGGINGFACE_ARCHITECTURES,
     HUGGINGFACE_MODEL_TYPES,
+    MAX_LAYERS,
     ROPE_TYPES,
     Architecture,
     Fields,
@@ -39,7 +40,7 @@ def from_huggingface(directory: Path) -> ModelConfig:
     )
     architecture = _architecture(fields)
     _refuse_unsupported(fields)
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", limit=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
     hidden_size = fields.integer("hidden_size")
     positions = fields.integer("max_position_embeddings")

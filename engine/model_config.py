@@ -50,6 +50,7 @@ GGUF_ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": QWEN2,
     "qwen3": QWEN3,
 }
+MAX_LAYERS = 4096
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -132,11 +133,11 @@ class Fields:
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+    def integer(self, key: str, default: int | None = None, *, limit: int = (1 << 31) - 1) -> int:
+        """A whole number from 1 to limit."""
         value = self._value(key, default)
-        if type(value) is not int or not 1 <= value < 1 << 31:
-            raise self.error(f"{key} is {_shown(value)}, not a positive whole number")
+        if type(value) is not int or not 1 <= value <= limit:
+            raise self.error(f"{key} is {_shown(value)}, not a whole number from 1 to {limit}")
         return value
 
     def token_id(self, key: str) -> int | None:
@@ -180,15 +181,15 @@ def checked(config: ModelConfig, source: str) -> ModelConfig:
             f"{source}: {config.num_heads} attention heads are no multiple of "
             f"{config.num_kv_heads} KV heads"
         )
-    if config.head_dim % 2:
-        raise ModelFileError(f"{source}: head_dim is {config.head_dim}, which is odd")
+    if config.head_dim % 2 or config.head_dim < 4:
+        raise ModelFileError(f"{source}: head_dim is {config.head_dim}, not even and at least 4")
+    if config.rope.theta <= 1:
+        raise ModelFileError(f"{source}: the rope base is {config.rope.theta}, not above 1")
     for token in (*config.eos_token_ids, config.bos_token_id):
         if token is not None and token >= config.vocab_size:
             raise ModelFileError(
                 f"{source}: special token {token} is not below vocab_size {config.vocab_size}"
             )
-    if config.num_layers > 4096:
-        raise ModelFileError(f"{source}: {config.num_layers} layers (at most 4096 are read)")
     factors = config.rope.frequency_factors
     if factors and len(factors) != config.head_dim // 2:
         raise ModelFileError(
