@@ -1,9 +1,10 @@
 """Brings the messages of a request into the form that a chat template can take, losing none.
 
 Pure: messages and traits in, messages out. Rules: text parts become one text with a line break
-between them unless the template takes parts; absent, null and empty content are ""; arguments of
-tool calls become mappings; `developer` is `system` to a template that does not know it; what a
-template would leave out without a word is refused.
+between them unless the template takes parts; absent, null and empty content are one and the same
+(""; None beside tool calls, if the template takes it); arguments of tool calls become mappings;
+`developer` is `system` to a template that does not know it; what a template would leave out
+without a word is refused.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def _fit(
             fitted["content"] = _append_text(fitted["content"], _calls_text(calls))
         else:
             fitted["tool_calls"] = [_formed(call, traits.arguments) for call in calls]
+            if fitted["content"] == "" and traits.null_with_calls:
+                fitted["content"] = None
     return fitted
 
 

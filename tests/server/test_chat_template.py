@@ -127,6 +127,26 @@ def test_part_template_gets_a_text_as_one_part() -> None:
     assert render(BOTH, HI) == "[user]hi"
 
 
+def test_parts_are_joined_for_a_role_whose_first_part_alone_would_be_shown() -> None:
+    """B047, B043: the system message of some templates."""
+    source = (
+        "{% set content = messages[0].content %}"
+        "{{ content if content is string else content[0].text }}"
+    )
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert render(source, [{"role": "user", "content": parts}]) == "a\nb"
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_template_that_asks_for_null_beside_a_call_gets_it(content: Any) -> None:
+    """B043: DeepSeek's prints a second, empty answer for any content that is not null."""
+    source = TOOLS.replace(
+        "{{ m.content }}", "{% if m.content is not none %}<{{ m.content }}>{% endif %}"
+    )
+    messages = [*HI, {**call({}), "content": content}, {"role": "assistant", "content": content}]
+    assert render(source, messages) == "[user]<hi>[assistant](f:{})[assistant]<>"
+
+
 @pytest.mark.parametrize("source", [PARTS_ONLY, BOTH, TOOLS, CHATML])
 @pytest.mark.parametrize("content", [None, [], "", [{"type": "text", "text": ""}]])
 def test_empty_content_in_any_form_is_nothing(source: str, content: Any) -> None:
