@@ -99,7 +99,9 @@ class ChatTemplate:
         return self._traits[name]
 
     def _run(self, name: str, messages: Sequence[Message], given: Mapping[str, Any]) -> str:
-        return self._process.render(name, {**self._special_tokens, **given, "messages": messages})
+        absent = {"tools": None, "documents": None}  # transformers passes them, too
+        variables = {**absent, **self._special_tokens, **given, "messages": messages}
+        return self._process.render(name, variables)
 
 
 def _client_error(error: RenderFailed) -> TemplateError:

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from engine.errors import ModelFileError
 from server.chat_template import ChatTemplate
 from server.token_pieces import SPACE_MARK, Spelling, TokenPieces
-from server.tokenizer import TokenizerParts
+from server.tokenizer_parts import TokenizerParts
 
 log = logging.getLogger(__name__)
 

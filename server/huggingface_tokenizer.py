@@ -17,7 +17,7 @@ import tokenizers
 from engine.errors import ModelFileError
 from server.chat_template import ChatTemplate
 from server.token_pieces import SPACE_MARK, Spelling, TokenPieces
-from server.tokenizer import TokenizerParts
+from server.tokenizer_parts import TokenizerParts
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 

@@ -9,33 +9,14 @@ interpreter lock while it works.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import tokenizers
-
-from server.chat_template import ChatTemplate
+from engine.gguf_file import open_gguf
 from server.detokenizer import IncrementalDetokenizer, decode
+from server.gguf_tokenizer import read_gguf
+from server.huggingface_tokenizer import read_directory
 from server.text import reject_surrogates
-from server.token_pieces import TokenPieces
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerParts:
-    """What a loader finds in a model's files.
-
-    `prefix` and `suffix` are put around a plain text (often BOS and nothing). `strips_first_space`:
-    the vocabulary puts a space before every text, which decoding takes away again.
-    """
-
-    backend: tokenizers.Tokenizer
-    pieces: TokenPieces
-    bos: int | None
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
-    eos_token_ids: frozenset[int]
-    strips_first_space: bool
-    chat_template: ChatTemplate | None
+from server.tokenizer_parts import TokenizerParts
 
 
 class Tokenizer:
@@ -114,10 +95,5 @@ def load_tokenizer(model_path: Path) -> Tokenizer:
     Raises engine.errors.ModelFileError with one clear line if files are missing or make no sense.
     """
     if model_path.suffix == ".gguf":
-        from engine.gguf_file import open_gguf
-        from server.gguf_tokenizer import read_gguf
-
         return Tokenizer(read_gguf(open_gguf(model_path).metadata, str(model_path)))
-    from server.huggingface_tokenizer import read_directory
-
     return Tokenizer(read_directory(model_path))

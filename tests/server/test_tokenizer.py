@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders
+from tokenizers.processors import TemplateProcessing
 
 from engine.errors import ModelFileError
 from server.text import TextError
@@ -28,9 +32,15 @@ BYTES = byte_tokenizer()
 NAMES = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
 
 
+@functools.cache
+def from_directory() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as path:
+        return load_tokenizer(write_directory(Path(path), BACKEND, tokenizer_config=NAMES))
+
+
 @pytest.fixture
-def bpe(tmp_path: Path) -> Tokenizer:
-    return load_tokenizer(write_directory(tmp_path, BACKEND, tokenizer_config=NAMES))
+def bpe() -> Tokenizer:
+    return from_directory()
 
 
 @given(text=st.text())
@@ -42,7 +52,7 @@ def test_text_survives_encoding(text: str) -> None:
 
 @given(ids=st.lists(st.integers(0, BACKEND.get_vocab_size() - 2), max_size=30))
 def test_decode_equals_the_backends(ids: list[int]) -> None:
-    tokenizer = load_tokenizer(_DIRECTORY)
+    tokenizer = from_directory()
     for skip in (True, False):
         assert tokenizer.decode(ids, skip_special_tokens=skip) == BACKEND.decode(
             ids, skip_special_tokens=skip
@@ -99,7 +109,7 @@ def test_chat_prompt_gets_bos_once() -> None:
 @given(text=st.text(max_size=60))
 def test_longer_text_than_the_limit_cannot_fit(text: str) -> None:
     """B040: refused by its length alone, without tokenizing."""
-    tokenizer = load_tokenizer(_DIRECTORY)
+    tokenizer = from_directory()
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert len(text) <= tokenizer.max_chars_for(len(ids))
 
@@ -162,8 +172,6 @@ def test_end_of_text_without_generation_config(tmp_path: Path) -> None:
 def test_config_outranks_the_post_processor(
     tmp_path: Path, config: dict[str, bool], ids: list[int]
 ) -> None:
-    from tokenizers.processors import TemplateProcessing
-
     backend = byte_level_backend()
     backend.post_processor = TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
@@ -247,18 +255,7 @@ def test_unusable_directory_is_one_clear_line(
 
 
 def test_unsupported_decoder_is_refused(tmp_path: Path) -> None:
-    from tokenizers import decoders
-
     backend = byte_level_backend()
     backend.decoder = decoders.WordPiece()
     with pytest.raises(ModelFileError, match="decoders are supported"):
         load_tokenizer(write_directory(tmp_path, backend))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _directory(tmp_path_factory: pytest.TempPathFactory) -> None:
-    global _DIRECTORY
-    _DIRECTORY = write_directory(tmp_path_factory.mktemp("bpe"), BACKEND, tokenizer_config=NAMES)
-
-
-_DIRECTORY = Path()

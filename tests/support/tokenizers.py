@@ -15,7 +15,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from server.chat_template import ChatTemplate
 from server.gguf_tokenizer import TokenType, read_gguf
 from server.token_pieces import SPACE_MARK, Spelling, TokenPieces, byte_alphabet
-from server.tokenizer import Tokenizer, TokenizerParts
+from server.tokenizer import Tokenizer
+from server.tokenizer_parts import TokenizerParts
 
 CHATML = (
     "{% for message in messages %}"
