@@ -86,6 +86,7 @@ def _serve(inbox: CoreInbox, outbox: EventOutbox, build: Build, clock: Callable[
 
     try:
         core = build(start, report)
+        scheduler = Scheduler(core.engine.capacity, core.limits, core.policy)
     except (ModelFileError, MemoryError) as error:
         outbox.send(Failed(FailureKind.MODEL, _one_line(error)))
         return EXIT_MODEL
@@ -94,7 +95,6 @@ def _serve(inbox: CoreInbox, outbox: EventOutbox, build: Build, clock: Callable[
         outbox.send(Failed(FailureKind.ENGINE, _one_line(error)))
         return EXIT_ENGINE
     outbox.send(Ready(core.info))
-    scheduler = Scheduler(core.engine.capacity, core.limits, core.policy)
     loop = ServingLoop(scheduler, core.engine, inbox, outbox.emit, clock, core.depth)
     try:
         loop.run()
@@ -200,7 +200,7 @@ def build_core(start: Start, report: Report) -> Core:
             max_model_len=max_total_tokens(capacity),
             context_length=model.config.context_length,
             vocab_size=model.config.vocab_size,
-            eos_token_ids=model.config.eos_token_ids,
+            eos_token_ids=tuple(sorted({*model.config.eos_token_ids, *start.eos_token_ids})),
             capacity=capacity,
             limits=limits,
             dtype=str(dtype).removeprefix("torch."),

@@ -28,7 +28,7 @@ from server.config import Settings
 from server.core_client import CoreClient
 from server.http_limits import LimitedProtocol
 from server.logs import configure_logging
-from server.supervisor import CoreGaveUp, Supervisor
+from server.supervisor import CoreGaveUp, Spawn, Supervisor, spawn_core
 from server.tokenizer import Tokenizer, load_tokenizer
 from server.wire import CoreInfo, Start
 
@@ -67,17 +67,24 @@ def _serve(settings: Settings) -> int:
     path = resolve_model(settings.engine.model or None)
     name = settings.engine.served_model_name or model_name(settings.engine.model, path)
     engine = replace(settings.engine, model=str(path), served_model_name=name)
-    with (
-        _bind(settings.server.host, settings.server.port) as listener,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
+    with bind(settings.server.host, settings.server.port) as listener:
         configure_logging(settings.server.log_level)
-        tokenizer = load_tokenizer(path)
-        return runner.run(_live(replace(settings, engine=engine), listener, tokenizer))
+        return live(replace(settings, engine=engine), listener, load_tokenizer(path))
 
 
-async def _live(settings: Settings, listener: socket.socket, tokenizer: Tokenizer) -> int:
-    return await ServerLife(settings, listener, tokenizer).run()
+def live(
+    settings: Settings,
+    listener: socket.socket,
+    tokenizer: Tokenizer,
+    spawn: Spawn = spawn_core,
+) -> int:
+    """Serves on `listener`, which it closes; the exit code. Raises CoreGaveUp."""
+
+    async def run() -> int:
+        return await ServerLife(settings, listener, tokenizer, spawn).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
 
 
 def model_name(typed: str, path: Path) -> str:
@@ -87,7 +94,7 @@ def model_name(typed: str, path: Path) -> str:
     return typed if typed and not Path(typed).expanduser().exists() else path.resolve().name
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """A listening socket: whoever connects waits for the server. Raises PortError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
@@ -105,13 +112,24 @@ def _bind(host: str, port: int) -> socket.socket:
 class ServerLife:
     """One run of the server around one event loop."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        tokenizer: Tokenizer,
+        spawn: Spawn = spawn_core,
+    ) -> None:
         self._config = settings.server
         self._listener = listener
         self._tokenizer = tokenizer
         self._client = CoreClient()
-        start = Start(settings.engine, settings.limits, tokenizer.vocab_size)
-        self._supervisor = Supervisor(self._client, start)
+        start = Start(
+            settings.engine,
+            settings.limits,
+            tokenizer.vocab_size,
+            tuple(sorted(tokenizer.eos_token_ids)),
+        )
+        self._supervisor = Supervisor(self._client, start, spawn)
         self._stop_wanted = asyncio.Event()
         self._force_wanted = asyncio.Event()
 

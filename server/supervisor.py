@@ -38,6 +38,10 @@ _BOOT = (
 )
 
 
+# Starts a core that holds the given descriptor.
+Spawn = Callable[[int], subprocess.Popen[bytes]]
+
+
 class CoreGaveUp(Exception):
     """There will be no core: one line for people, and the exit code of the server."""
 
@@ -64,7 +68,7 @@ class Supervisor:
         self,
         client: CoreClient,
         start: Start,
-        spawn: Callable[[int], subprocess.Popen[bytes]] = spawn_core,
+        spawn: Spawn = spawn_core,
     ) -> None:
         self._client = client
         self._start = start

@@ -30,14 +30,16 @@ class WireError(ValueError):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The first message: what to build, and the limits that were asked for.
+    """The first message: what to build, the limits that were asked for, facts of the tokenizer.
 
     Ids from `vocab_limit` on have no text, whatever the size of the model's head: never sampled.
+    `eos_token_ids` are the tokenizer's; the model's files may name others.
     """
 
     config: EngineConfig
     limits: SchedulerLimits
     vocab_limit: int
+    eos_token_ids: tuple[int, ...] = ()
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -76,8 +78,8 @@ class CoreInfo:
     """What the core turned out to be, once it is ready.
 
     `max_model_len` is the effective limit: the smallest of the model's context, the wish of the
-    command line and what the KV pool can hold for one sequence. `notes` are lines for people: the
-    KV formula first.
+    command line and what the KV pool can hold for one sequence. `eos_token_ids` are those of every
+    source. `notes` are lines for people: the KV formula first.
     """
 
     model_name: str

@@ -193,6 +193,14 @@ async def house(
             yield House(app, core, engine, client)
 
 
+async def connect(
+    server: House, *, limit: int = 1 << 16
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A socket to a live server, for what no HTTP client would send."""
+    host, port = server.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port), limit=limit)
+
+
 @asynccontextmanager
 async def live_server(app: FastAPI) -> AsyncIterator[str]:
     """uvicorn in this event loop."""

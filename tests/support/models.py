@@ -169,11 +169,12 @@ def write_gguf(
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     describe: Callable[[gguf.GGUFWriter], None] = lambda _: None,
     extra_tensors: dict[str, Any] | None = None,
+    without: str = "",
 ) -> None:
     """Write a tiny model as llama.cpp's converter does; matrices as `kind`.
 
     The model itself gets the dequantised matrices, so that it stays the reference of the file.
-    `describe` may add metadata.
+    `describe` may add metadata; the parameter `without` is left out.
     """
     config = model.config
     architecture = {"mistral": "llama"}.get(config.model_type, config.model_type)
@@ -195,7 +196,7 @@ def write_gguf(
     describe(writer)
     tied = config.tie_word_embeddings
     for name, parameter in model.state_dict().items():
-        if not (tied and name.startswith("lm_head")):
+        if name != without and not (tied and name.startswith("lm_head")):
             _add_parameter(writer, model, name, parameter, kind)
     for name, values in (extra_tensors or {}).items():
         writer.add_tensor(name, np.asarray(values, np.float32))

@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from engine.errors import ModelFileError
 from scheduler.policy import FirstComeFirstServed
 from server.core_process import Core, Report, main
 from server.wire import Start
-from tests.support.scripted_engine import ScriptedEngine, info_for
+from tests.support.scripted_engine import CAPACITY, ScriptedEngine, info_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -48,7 +49,8 @@ def run(how: str, arguments: list[str]) -> int:
             raise RuntimeError("out of\nmemory")
         if how == "dies":
             threading.Timer(0.05, lambda: os._exit(7)).start()
-        engine = ScriptedEngine(step_seconds=0.005)
+        capacity = replace(CAPACITY, num_slots=start.limits.max_running)
+        engine = ScriptedEngine(capacity=capacity, step_seconds=0.005)
         info = info_for(engine, start.limits)
         return Core(engine, start.limits, FirstComeFirstServed(), info, depth=0)
 

@@ -1,0 +1,205 @@
+"""The life of the server process: ports before models, drains, signals, no orphans."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.scripted_server import running_server
+
+BODY: dict[str, Any] = {"prompt": "go", "stream": True, "ignore_eos": True, "temperature": 0}
+COMPLETIONS = "/v1/completions"
+
+
+class Reader(threading.Thread):
+    """Reads one stream to its end; each step of the scripted engine takes 5 ms."""
+
+    def __init__(self, client: httpx.Client, max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self._url = client.base_url.join(COMPLETIONS)
+        self._body = {**BODY, "max_tokens": max_tokens}
+        self.started = threading.Event()
+        self.text = ""
+        self.ended_at = 0.0
+
+    def run(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=30) as response:
+            for piece in response.iter_text():
+                self.text += piece
+                self.started.set()
+        self.ended_at = time.monotonic()
+
+
+def start(client: httpx.Client, max_tokens: int) -> Reader:
+    reader = Reader(client, max_tokens)
+    reader.start()
+    assert reader.started.wait(10)
+    return reader
+
+
+def core_of(process: subprocess.Popen[str]) -> int:
+    children = psutil.Process(process.pid).children()
+    (core,) = [child.pid for child in children if "scripted_core" in " ".join(child.cmdline())]
+    return core
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_stop_lets_running_streams_finish_and_refuses_new_ones() -> None:
+    """B127: readiness 503 first, liveness 200, streams end with [DONE], exit code 0, no orphan."""
+    with running_server("ready") as (process, client):
+        core = core_of(process)
+        readers = [start(client, 200) for _ in range(3)]
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert client.get("/ready").status_code == 503
+        assert client.get("/health").status_code == 200
+        refused = client.post(COMPLETIONS, json=BODY)
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        for reader in readers:
+            reader.join(20)
+            assert reader.text.endswith("data: [DONE]\n\n")
+            assert "error" not in reader.text
+        assert process.wait(5) == 0
+        assert is_gone(core)
+
+
+def test_streams_beyond_the_drain_limit_end_with_an_error_event() -> None:
+    """B127."""
+    with running_server("ready", "--drain-seconds", "0.5") as (process, client):
+        reader = start(client, 1500)
+        stopped_at = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert time.monotonic() - stopped_at < 0.5 + 2
+        reader.join(5)
+        assert '"error"' in reader.text
+        assert "shutting down" in reader.text
+
+
+@pytest.mark.parametrize("case", ["idle connection", "no reader", "stalled engine"])
+def test_nothing_keeps_the_server_from_stopping(case: str) -> None:
+    """B128: gone within the drain limit and 2 s."""
+    with running_server("ready", "--drain-seconds", "0.5") as (process, client):
+        core = core_of(process)
+        port = client.base_url.port
+        assert port is not None
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            if case == "idle connection":
+                connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+            if case == "no reader":
+                body = b'{"prompt":"go","stream":true,"max_tokens":1500,"n":8}'
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.sendall(
+                    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+                    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+                )
+                connection.sendall(body)
+                time.sleep(0.5)
+            if case == "stalled engine":
+                start(client, 1500)
+                os.kill(core, signal.SIGSTOP)
+            stopped_at = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+            assert time.monotonic() - stopped_at < 0.5 + 2
+            assert is_gone(core)
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    """B128: SIGINT twice, as Ctrl-C twice in a terminal."""
+    with running_server("ready") as (process, client):
+        core = core_of(process)
+        start(client, 1500)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert process.poll() is None
+        stopped_at = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0
+        assert time.monotonic() - stopped_at < 2
+        assert is_gone(core)
+
+
+def test_a_killed_core_shows_at_every_door_and_heals() -> None:
+    """B124 over HTTP: error event within a second, 503s, then it serves again."""
+    with running_server("ready") as (process, client):
+        reader = start(client, 1500)
+        killed_at = time.monotonic()
+        os.kill(core_of(process), signal.SIGKILL)
+        reader.join(5)
+        assert reader.ended_at - killed_at < 1.0
+        assert '"error"' in reader.text
+        assert client.get("/health").status_code == 503
+        assert client.get("/ready").status_code == 503
+        assert client.post(COMPLETIONS, json=BODY).status_code == 503
+        deadline = time.monotonic() + 10
+        while client.get("/ready").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert client.get("/health").status_code == 200
+        answer = client.post(COMPLETIONS, json={**BODY, "stream": False, "max_tokens": 4})
+        assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+def test_the_port_answers_before_the_model_is_loaded() -> None:
+    """B134: live at once, not ready, completions refused with a time to come back."""
+    with running_server("slow", ready=False) as (_, client):
+        assert client.get("/health").status_code == 200
+        assert client.get("/ready").status_code == 503
+        assert client.get("/v1/models").status_code == 503
+        refused = client.post(COMPLETIONS, json=BODY)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        deadline = time.monotonic() + 10
+        while client.get("/ready").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert client.get("/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "line"),
+    [("bad model", 2, "this is no model"), ("broken build", 1, "out of memory")],
+)
+def test_a_core_that_never_starts_ends_the_server_with_one_line(
+    how: str, code: int, line: str
+) -> None:
+    with running_server(how, ready=False) as (process, _):
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == code
+        assert errors.splitlines()[-1].startswith("paceline: ")
+        assert line in errors.splitlines()[-1]
+
+
+def test_a_flood_of_headers_is_refused_and_others_are_served() -> None:
+    """B151."""
+    with running_server("ready", "--max-header-bytes", "16KiB") as (_, client):
+        port = client.base_url.port
+        assert port is not None
+        floods = [
+            b"x-big: " + b"a" * 100_000,
+            b"\r\n".join(b"x-%d: 1" % i for i in range(2000)),
+        ]
+        for flood in floods:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.settimeout(5)
+                connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + flood)
+                assert connection.recv(1000).startswith(b"HTTP/1.1 431")
+            assert client.get("/health").status_code == 200
+        long_path = client.get("/health?" + "a" * 20_000)
+        assert long_path.status_code == 431
+        assert long_path.json()["error"]["code"] == "headers_too_large"
