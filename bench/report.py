@@ -52,13 +52,25 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def print_levels(console: Console, levels: Sequence[dict[str, Any]], slo: str | None) -> None:
-    table = Table(title="Latency in ms: p50 / p90 / p99", title_justify="left")
-    for column in ("load", "level"):
-        table.add_column(column, no_wrap=True)
-    names = ["ok", "failed", "out tok/s", "total tok/s", "req/s"]
-    names += ["goodput/s"] if slo else []
-    for column in (*names, "TTFT", "TPOT", "ITL", "e2e"):
-        table.add_column(column, justify="right", no_wrap=True)
+    console.print(_rates(levels, slo))
+    console.print(_latencies(levels))
+    for level in levels:
+        for line in _remarks(level):
+            console.print(f"  {level['load']}, {level['level']}: {line}", markup=False)
+    if slo:
+        console.print(f"  goodput: requests per second within {slo} (ms)", markup=False)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    return table
+
+
+def _rates(levels: Sequence[dict[str, Any]], slo: str | None) -> Table:
+    columns = ["load", "level", "ok", "failed", "output tok/s", "total tok/s", "req/s"]
+    table = _table("Throughput", columns + (["goodput/s"] if slo else []))
     for level in levels:
         cells = [
             str(level["requests"]["ok"]),
@@ -69,14 +81,20 @@ def print_levels(console: Console, levels: Sequence[dict[str, Any]], slo: str | 
         ]
         if slo:
             cells.append(f"{level['goodput_per_second']:.2f}")
-        cells += [_spread(level[name]) for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")]
         table.add_row(level["load"], level["level"], *cells)
-    console.print(table)
+    return table
+
+
+def _latencies(levels: Sequence[dict[str, Any]]) -> Table:
+    names = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+    table = _table("Latency, ms", ("load", "level", "", "TTFT", "TPOT", "ITL", "e2e"))
     for level in levels:
-        for line in _remarks(level):
-            console.print(f"  {level['load']}, {level['level']}: {line}", markup=False)
-    if slo:
-        console.print(f"  goodput: requests per second within {slo} (ms)", markup=False)
+        first = (level["load"], level["level"])
+        for quantile in ("p50", "p90", "p99"):
+            cells = [_short((level[name] or {}).get(quantile)) for name in names]
+            table.add_row(*first, quantile, *cells, end_section=quantile == "p99")
+            first = ("", "")
+    return table
 
 
 def _remarks(level: dict[str, Any]) -> list[str]:
@@ -103,14 +121,10 @@ def _remarks(level: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _spread(figures: dict[str, float] | None) -> str:
-    if not figures:
-        return "-"
-    return " / ".join(_short(figures[name]) for name in ("p50", "p90", "p99"))
-
-
-def _short(value: float) -> str:
+def _short(value: float | None) -> str:
     """Three significant digits, without an exponent."""
+    if value is None:
+        return "-"
     if value <= 0:
         return "0"
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
