@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope
 from server.errors import BodyTimeout, BodyTooLarge, InvalidRequest
 
 DECODER = msgspec.json.Decoder()
+DRAIN_FACTOR = 2
 
 
 class ClientGone(Exception):
@@ -26,10 +27,13 @@ async def read_body(
 ) -> bytes:
     """The whole body. Raises BodyTooLarge, BodyTimeout, InvalidRequest or ClientGone.
 
-    A declared length beyond the limit is refused before a byte is read; one that is not declared,
-    or a lie, is found out by counting.
+    A body beyond the limit is read on and thrown away, up to as much again, since many clients
+    look for an answer only when they have sent all; one that is longer still is cut off. Counting
+    finds out a length that was not declared, or was a lie.
     """
-    refuse_declared_length(scope, max_bytes)
+    most = DRAIN_FACTOR * max_bytes
+    if declared_length(scope) > most:
+        raise too_large(max_bytes, {"connection": "close"})
     chunks: list[bytes] = []
     size = 0
     try:
@@ -40,32 +44,37 @@ async def read_body(
                     raise ClientGone
                 chunk = message.get("body", b"")
                 size += len(chunk)
-                if size > max_bytes:
-                    raise too_large(max_bytes)
-                chunks.append(chunk)
+                if size > most:
+                    raise too_large(max_bytes, {"connection": "close"})
+                if size <= max_bytes:
+                    chunks.append(chunk)
+                else:
+                    chunks.clear()
                 if not message.get("more_body", False):
-                    return b"".join(chunks)
+                    break
     except TimeoutError:
         raise BodyTimeout(
             f"The request body did not arrive within {timeout_seconds:g} seconds.",
             headers={"connection": "close"},
         ) from None
+    if size > max_bytes:
+        raise too_large(max_bytes, {})
+    return b"".join(chunks)
 
 
-def refuse_declared_length(scope: Scope, max_bytes: int) -> None:
+def declared_length(scope: Scope) -> int:
+    """0 if there is none. Raises InvalidRequest for one that is no number."""
     for name, value in scope["headers"]:
         if name != b"content-length":
             continue
         if not value.isdigit():
             raise InvalidRequest("The Content-Length header is not a number.")
-        if len(value) > 18 or int(value) > max_bytes:
-            raise too_large(max_bytes)
+        return int(value[:18])
+    return 0
 
 
-def too_large(max_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(
-        f"The request body is larger than {max_bytes} bytes.", headers={"connection": "close"}
-    )
+def too_large(max_bytes: int, headers: dict[str, str]) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than {max_bytes} bytes.", headers=headers)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -203,6 +203,8 @@ def parse_fields(schema: type[RequestT], raw: dict[str, Any]) -> Parsed[RequestT
         fields = schema.model_validate(given)
     except ValidationError as error:
         raise _first_fault(error) from None
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     return Parsed(fields, (*sorted(WITHOUT_EFFECT & given.keys()), *unknown))
 
 

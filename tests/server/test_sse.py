@@ -17,6 +17,7 @@ from tests.support.http_server import (
     COMPLETIONS,
     House,
     TextEngine,
+    connect,
     events,
     eventually,
     house,
@@ -51,8 +52,7 @@ async def open_request(server: House, path: str, body: object) -> asyncio.Stream
 async def send_request(
     server: House, path: str, body: object, *, limit: int = 1 << 16
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, port = server.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=limit)
+    reader, writer = await connect(server, limit=limit)
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)
@@ -141,13 +141,20 @@ async def test_official_client_skips_keep_alive_comments() -> None:
     engine = TextEngine({"greet": "Hello"})
     async with house(engine, config, live=True) as server:
         engine.running.clear()
+
+        async def go_on_later() -> None:
+            await eventually(lambda: server.core.num_unfinished == 1)
+            await asyncio.sleep(0.3)
+            engine.running.set()
+
         async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as client:
-            asyncio.get_running_loop().call_later(0.3, engine.running.set)
+            later = asyncio.create_task(go_on_later())
             stream = await client.chat.completions.create(
                 model="scripted", messages=[{"role": "user", "content": "greet"}], stream=True
             )
             deltas = [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
             assert deltas[0] == ""
+            await later
         # Time to first token is that of the text, not of a comment.
         assert await server.metric("paceline_time_to_first_token_seconds_sum") > 0.25
 
@@ -300,8 +307,7 @@ async def test_slow_reader_holds_no_growing_buffer_and_is_noticed_when_it_leaves
     engine = TextEngine()
     config = ServerConfig(api_keys=("k",), cors_origins=("*",), open_metrics=True)
     async with house(engine, config, live=True) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        reader, writer = await connect(server, limit=1024)
         data = json.dumps(
             {**long_answer(stream=True), "logprobs": True, "top_logprobs": 20, "n": 8}
         ).encode()
