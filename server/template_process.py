@@ -23,7 +23,7 @@ from server.text import TextError
 
 _WORKER = Path(__file__).with_name("template_worker.py")
 _START_SECONDS = 30.0  # a Python start on a busy machine
-_GRACE_SECONDS = 5.0  # past the child's own alarm; reached only if the child cannot run at all
+_GRACE_SECONDS = 10.0  # wall clock past the CPU limit; reached only if the child hardly runs
 
 
 class RenderFailed(Exception):
@@ -94,7 +94,7 @@ class TemplateProcess:
             child.send(request, self._max_seconds + _GRACE_SECONDS)
             reply = child.receive(self._max_seconds + _GRACE_SECONDS)
         except (OSError, EOFError):
-            late = child.exit_code() in (-signal.SIGALRM, None)
+            late = child.exit_code() in (-signal.SIGPROF, None)
             self._end()
             why = f"it takes longer than {self._max_seconds:g} s" if late else "its process died"
             raise RenderFailed("limit", why) from None

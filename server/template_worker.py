@@ -1,9 +1,10 @@
 """The program that renders chat templates, run as a child process and fed through its stdin socket.
 
 A template comes from a model file or a person, and no sandbox bounds its work: nested loops,
-huge strings and numbers. So it runs here, where the kernel enforces the limits: an alarm that
-nothing catches ends a render that takes too long, RLIMIT_AS one that wants too much memory. Knows
-only the standard library and jinja2; the other end is template_process.py.
+huge strings and numbers. So it runs here, where the kernel enforces the limits: a timer of CPU
+seconds (which a busy machine does not shorten) kills a render that takes too long, RLIMIT_AS stops
+one that wants too much memory. Knows only the standard library and jinja2; the other end is
+template_process.py.
 
 A message is a 4-byte big-endian length and that many bytes of JSON.
 """
@@ -134,9 +135,9 @@ def serve(channel: socket.socket) -> None:
 
     send(channel, {"text": ""})
     while (request := receive(channel)) is not None:
-        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])
         reply = answer(partial(act, request))
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         send(channel, reply)
 
 
@@ -167,7 +168,7 @@ def read_exactly(channel: socket.socket, count: int) -> bytes | None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us too; we end with EOF
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it does
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,23 +1,17 @@
-"""Chat templates: what transformers would render, within limits, and no message lost."""
+"""Chat templates: what transformers would render, content in any form, and no message lost."""
 
 from __future__ import annotations
 
-import gc
+import functools
 import json
-import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.chat_template import ChatTemplate, TemplateError
 from server.text import TextError
-from tests.support.tokenizers import CHATML
+from tests.support.tokenizers import CHATML, template
 
 PARTS_ONLY = (
     "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}"
@@ -43,18 +37,13 @@ STRICT = (
 HI = [{"role": "user", "content": "hi"}]
 
 
-@contextmanager
-def template(source: str | dict[str, str], **options: Any) -> Iterator[ChatTemplate]:
-    made = ChatTemplate(source, **options)
-    try:
-        yield made
-    finally:
-        made.close()
+@functools.cache
+def shared(source: str) -> ChatTemplate:
+    return ChatTemplate(source)
 
 
 def render(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:
-    with template(source) as made:
-        return made.render(messages, **variables)
+    return shared(source).render(messages, **variables)
 
 
 def call(arguments: Any, name: str = "f") -> dict[str, Any]:
@@ -108,10 +97,10 @@ def test_text_template_gets_parts_as_one_text(role: str) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     before = [] if role == "system" else [*HI, call({})][: 2 if role == "tool" else 1]
     after = HI if role == "system" else []
-    with template(CHATML) as made:
-        joined = made.render([*before, {"role": role, "content": "a\nb"}, *after])
-        assert made.render([*before, {"role": role, "content": parts}, *after]) == joined
-        assert "'type'" not in joined
+    made = shared(CHATML)
+    joined = made.render([*before, {"role": role, "content": "a\nb"}, *after])
+    assert made.render([*before, {"role": role, "content": parts}, *after]) == joined
+    assert "'type'" not in joined
 
 
 def test_part_template_gets_parts() -> None:
@@ -153,9 +142,9 @@ def test_empty_content_in_any_form_is_nothing(source: str, content: Any) -> None
     """B043, B046."""
     messages = [*HI, {"role": "assistant", "content": content}, *HI]
     empty = [*HI, {"role": "assistant", "content": ""}, *HI]
-    with template(source) as made:
-        assert made.render(messages) == made.render(empty)
-        assert made.render([{"role": "user"}]) == made.render([{"role": "user", "content": ""}])
+    made = shared(source)
+    assert made.render(messages) == made.render(empty)
+    assert made.render([{"role": "user"}]) == made.render([{"role": "user", "content": ""}])
 
 
 @pytest.mark.parametrize("source", [TOOLS, TOOLS_AS_TEXT])
@@ -179,11 +168,11 @@ def test_role_that_the_template_leaves_out_is_refused() -> None:
     source = (
         "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
     )
-    with template(source) as made:
-        assert made.render([{"role": "system", "content": ""}, *HI]) == "hi"
-        with pytest.raises(TemplateError, match="leaves out messages of role 'system'") as caught:
-            made.render([{"role": "system", "content": "be kind"}, *HI])
-        assert caught.value.param == "messages[0].content"
+    made = shared(source)
+    assert made.render([{"role": "system", "content": ""}, *HI]) == "hi"
+    with pytest.raises(TemplateError, match="leaves out messages of role 'system'") as caught:
+        made.render([{"role": "system", "content": "be kind"}, *HI])
+    assert caught.value.param == "messages[0].content"
 
 
 @pytest.mark.parametrize("arguments", ["null", "", "{}", " ", None, {}])
@@ -196,20 +185,20 @@ def test_empty_arguments_are_an_empty_mapping(arguments: Any) -> None:
 @pytest.mark.parametrize("arguments", ["[]", "not json", '{"a":', "3", '"x"', [], "[" * 100_000])
 def test_arguments_that_are_no_object_name_their_place(arguments: Any) -> None:
     """B044."""
-    with template(TOOLS) as made:
-        with pytest.raises(TemplateError, match=r"messages\[1\]\.tool_calls\[0\]") as caught:
-            made.render([*HI, call(arguments)])
-        assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
+    made = shared(TOOLS)
+    with pytest.raises(TemplateError, match=r"messages\[1\]\.tool_calls\[0\]") as caught:
+        made.render([*HI, call(arguments)])
+    assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
 
 
 def test_unknown_parts_name_their_place_and_show_no_object() -> None:
     """B046."""
-    with template(CHATML) as made:
-        for content in ([{"type": "image_url"}], [{"type": "text", "text": 3}], ["a"], 7):
-            with pytest.raises(TemplateError) as caught:
-                made.render([{"role": "user", "content": content}])
-            assert (caught.value.param or "").startswith("messages[0].content")
-            assert "{" not in str(caught.value)
+    made = shared(CHATML)
+    for content in ([{"type": "image_url"}], [{"type": "text", "text": 3}], ["a"], 7):
+        with pytest.raises(TemplateError) as caught:
+            made.render([{"role": "user", "content": content}])
+        assert (caught.value.param or "").startswith("messages[0].content")
+        assert "{" not in str(caught.value)
 
 
 def test_developer_is_system_to_a_template_that_does_not_know_it() -> None:
@@ -243,159 +232,22 @@ def test_tools_use_the_template_for_tools() -> None:
 )
 def test_refusal_is_the_templates_own_message(messages: list[dict[str, Any]]) -> None:
     """B049."""
-    with template(STRICT) as made:
-        with pytest.raises(TemplateError) as caught:
-            made.render(messages)
-        assert str(caught.value) == "Roles must alternate user/assistant"
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "{{ raise_exception('no') }}",
-        "{{ nothing.at.all }}",
-        "{% for a in range(9**9) %}{% endfor %}",
-        "{{ 'a' * 10**10 }}",
-        "{{ 1 + 'a' }}",
-    ],
-)
-def test_failure_leaves_no_trace(bad: str) -> None:
-    """B050."""
-    source = "{% if messages[0].content == 'bad' %}" + bad + "{% endif %}" + CHATML
-    with template(source) as made, template(source) as fresh:
-        with pytest.raises(TemplateError):
-            made.render([{"role": "user", "content": "bad"}])
-        assert made.render(HI) == fresh.render(HI)
-
-
-def test_failure_shows_no_source() -> None:
-    """B049."""
-    with template("{% set secret = 'source' %}{{ 1 + messages }}") as made:
-        with pytest.raises(TemplateError) as caught:
-            made.render(HI)
-        assert "secret" not in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-
-RUNAWAYS = {
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "power": "{% set n = messages | length + 9 %}{{ n ** (n ** 8) % 7 }}",
-    "constant power": "{{ 7 ** (10 ** 8) % 7 }}",
-}
-HUGE = {
-    "product": "{{ 'A' * 10 ** 9 }}",
-    "doubling": "{% set n = namespace(t='aa') %}{% for i in range(60) %}"
-    "{% set n.t = n.t ~ n.t %}{% endfor %}",
-    "width": "{{ 'a'.ljust(10 ** 10) }}",
-    "recursion": "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
-    "output": "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
-}
-
-
-@pytest.mark.parametrize("source", RUNAWAYS.values(), ids=RUNAWAYS.keys())
-def test_runaway_template_is_stopped_in_time(source: str) -> None:
-    """B154."""
-    with template(source, max_seconds=0.3) as made:
-        began = time.monotonic()
-        with pytest.raises(TemplateError, match=r"longer than 0\.3 s"):
-            made.start()
-        assert time.monotonic() - began < 20
-
-
-@pytest.mark.parametrize("source", HUGE.values(), ids=HUGE.keys())
-def test_template_that_wants_too_much_is_stopped(source: str) -> None:
-    """B154."""
-    made = ChatTemplate(source, max_seconds=20.0, max_output_chars=10**6)
-    with pytest.raises(TemplateError, match=r"too much memory|too deep|too long"):
-        made.render(HI)
-    made.close()
-
-
-@pytest.mark.parametrize(
-    "source", ["{{ 1 | nosuchfilter }}", "{% if %}", "{{ ((((", "{% endfor %}"]
-)
-def test_broken_template_is_refused_at_start(source: str) -> None:
-    """B154: undefined filters and broken syntax, each one clear line."""
-    with template(source) as made:
-        with pytest.raises(TemplateError, match="could not be used: line 1") as caught:
-            made.start()
-        assert "\n" not in str(caught.value)
-
-
-ESCAPES = [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ raise_exception.__globals__['os'].system('true') }}",
-    "{{ cycler.__init__.__globals__.os.system('true') }}",
-    "{{ lipsum.__globals__['os'].system('true') }}",
-    "{{ messages.append(1) }}",
-    "{{ messages[0].update({'role': 'x'}) }}",
-    "{% set messages[0].role = 'x' %}",
-    "{{ '{0.__class__.__mro__}'.format(1) }}",
-    "{{ self.__init__.__globals__ }}",
-]
-
-
-@pytest.mark.parametrize("source", ESCAPES)
-def test_sandbox_holds(source: str, tmp_path: Path) -> None:
-    """B155: nothing is executed, nothing inside Python is shown."""
-    harm = tmp_path / "harm"
-    source = source.replace("'true'", f"'touch {harm}'") + "{{ messages[0].content }}"
-    with template(source) as made:
-        with pytest.raises(TemplateError, match="could not be used") as caught:
-            made.render(HI)
-        assert "object at" not in str(caught.value)
-        assert "<class" not in str(caught.value)
-    assert not harm.exists()
+    made = shared(STRICT)
+    with pytest.raises(TemplateError) as caught:
+        made.render(messages)
+    assert str(caught.value) == "Roles must alternate user/assistant"
 
 
 def test_lone_surrogate_is_a_text_error_and_a_pair_is_not() -> None:
     """B031."""
-    with template(TOOLS) as made:
-        for bad in ([{"role": "user", "content": "\ud800"}], [*HI, call('{"a": "\\udc00"}')]):
-            with pytest.raises(TextError, match="lone surrogate U\\+D"):
-                made.render(bad)
-        assert made.render([{"role": "user", "content": json.loads('"\\ud83d\\ude00"')}]).endswith(
-            "😀"
-        )
+    made = shared(TOOLS)
+    for bad in ([{"role": "user", "content": "\ud800"}], [*HI, call('{"a": "\\udc00"}')]):
+        with pytest.raises(TextError, match="lone surrogate U\\+D"):
+            made.render(bad)
+    assert made.render([{"role": "user", "content": json.loads('"\\ud83d\\ude00"')}]).endswith("😀")
 
 
 def test_long_conversation_passes_whole() -> None:
     messages = [{"role": "user", "content": f"é{index} " * 1000} for index in range(200)]
     text = render(CHATML, messages)
     assert all(message["content"] in text for message in messages)
-
-
-def test_threads_share_a_template() -> None:
-    found: dict[int, str] = {}
-    with template(CHATML) as made:
-
-        def work(index: int) -> None:
-            found[index] = made.render([{"role": "user", "content": f"<{index}>"}])
-
-        threads = [threading.Thread(target=work, args=(index,)) for index in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert all(f"<{index}>" in found[index] for index in range(16))
-
-
-def test_killed_child_is_replaced() -> None:
-    with template(CHATML) as made:
-        first = made.render(HI)
-        child = made._process._child
-        assert child is not None
-        os.kill(child._process.pid, signal.SIGKILL)
-        child._process.wait()
-        assert made.render(HI) == first
-
-
-def test_child_ends_with_its_template() -> None:
-    made = ChatTemplate(CHATML)
-    made.start()
-    child = made._process._child
-    assert child is not None
-    process = child._process
-    del made, child
-    gc.collect()
-    assert process.returncode == -signal.SIGKILL

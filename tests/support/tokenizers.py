@@ -6,6 +6,8 @@ All are the real Tokenizer class over small vocabularies, so nothing about text 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +163,13 @@ def sentencepiece_metadata(**fields: Any) -> dict[str, Any]:
 
 def sentencepiece_tokenizer(**fields: Any) -> Tokenizer:
     return Tokenizer(read_gguf(sentencepiece_metadata(**fields), "test.gguf"))
+
+
+@contextmanager
+def template(source: str | dict[str, str], **options: Any) -> Iterator[ChatTemplate]:
+    """A chat template whose process ends with the block."""
+    made = ChatTemplate(source, **options)
+    try:
+        yield made
+    finally:
+        made.close()
