@@ -7,7 +7,7 @@ counts as computing, because plans run in order, each writing its KV before any 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
@@ -17,7 +17,7 @@ from scheduler.draft import Draft
 from scheduler.entry import Entry
 from scheduler.policy import Policy, max_total_tokens, never_fits
 from scheduler.prefix import Digest, KeyChain, sha256
-from scheduler.sequence import Key, Sequence
+from scheduler.sequence import Sequence
 from scheduler.types import (
     Abort,
     Command,
@@ -96,7 +96,6 @@ class Scheduler:
         self._step = 0
         self._serial = 0
         self._draining = False
-        self._last_turn: Key = (float("-inf"), 0)
         self._counts = _Counts()
 
     @property
@@ -116,7 +115,9 @@ class Scheduler:
             case Submit(requests):
                 return self._submit(requests, now)
             case Abort(request_ids):
-                found = [self.sequences[i] for i in request_ids if i in self.sequences]
+                # A client may say it twice in one breath.
+                ids = dict.fromkeys(request_ids)
+                found = [self.sequences[i] for i in ids if i in self.sequences]
                 return [self._finish(sequence, FinishReason.ABORT, now) for sequence in found]
             case Drain():
                 self._draining = True
@@ -190,10 +191,9 @@ class Scheduler:
         """One token for each decoding sequence; True if blocks ran out on the way.
 
         Going by key, every running sequence with a larger key than ours is not in the plan yet.
+        There are never more than the budget: each began with a row beside all the others.
         """
         decodes = [s for s in self.batch.running if s.num_prefill <= s.num_computed < s.end]
-        if len(decodes) > draft.left:
-            decodes = self._take_turns(decodes, draft.left)
         block_size = self.capacity.block_size
         num_preemptions = self._counts.preemptions
         for sequence in decodes:
@@ -208,14 +208,6 @@ class Scheduler:
             draft.add(sequence, 1)
         draft.num_decodes = len(draft.rows)
         return self._counts.preemptions > num_preemptions
-
-    def _take_turns(self, decodes: list[Sequence], count: int) -> list[Sequence]:
-        """`count` of too many decodes, in key order, going round from step to step."""
-        first = bisect_right(decodes, self._last_turn, key=_by_key)
-        tail = decodes[first : first + count]
-        head = decodes[: count - len(tail)]
-        self._last_turn = (head or tail)[-1].key
-        return head + tail
 
     def _free_a_block(self, sequence: Sequence) -> bool:
         """Preempts from the end of the line until a block is there; False if it was our turn."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections import Counter
 
 from scheduler.block_pool import BlockPool
-from scheduler.prefix import BlockKey, KeyChain
+from scheduler.prefix import BlockKey, Digest, KeyChain, sha256
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import Sequence
 from scheduler.types import StepPlan
 
 
-def check_invariants(scheduler: Scheduler) -> None:
+def check_invariants(scheduler: Scheduler, digest: Digest = sha256) -> None:
     _check_pool(scheduler)
     _check_lines(scheduler)
     for sequence in scheduler.batch.running:
-        _check_running(scheduler, sequence)
+        _check_running(scheduler, sequence, digest)
     for sequence in scheduler.waiting:
         assert not sequence.is_running
         assert sequence.block_ids == []
@@ -52,7 +52,7 @@ def _check_lines(scheduler: Scheduler) -> None:
     assert len(set(slots)) == len(slots) <= scheduler.limits.max_running
 
 
-def _check_running(scheduler: Scheduler, sequence: Sequence) -> None:
+def _check_running(scheduler: Scheduler, sequence: Sequence, digest: Digest) -> None:
     """Invariant 4, and that published blocks hold what their keys say."""
     size = scheduler.capacity.block_size
     assert 0 < sequence.num_computed <= sequence.num_tokens
@@ -61,7 +61,8 @@ def _check_running(scheduler: Scheduler, sequence: Sequence) -> None:
     assert len(set(sequence.block_ids)) == len(sequence.block_ids)
     keys: list[BlockKey] = []
     num_full = len(sequence.token_ids) // size
-    KeyChain(size).extend(keys, sequence.request.cache_namespace, sequence.token_ids, num_full)
+    chain = KeyChain(size, digest)
+    chain.extend(keys, sequence.request.cache_namespace, sequence.token_ids, num_full)
     for index, block in enumerate(sequence.block_ids):
         key = scheduler.batch.pool.key_of(block)
         if key is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from engine.simulated import SimulatedEngine, SimulatedResult, VirtualClock
 from scheduler.policy import FirstComeFirstServed, Policy
+from scheduler.prefix import BlockKey, Digest, sha256
 from scheduler.scheduler import Scheduler, SchedulerLimits
 from scheduler.types import (
     Abort,
@@ -44,9 +45,9 @@ def alone(request: Request) -> tuple[tuple[int, ...], FinishReason]:
     token_ids: list[int] = []
     while len(token_ids) < request.max_tokens:
         token_ids.append(next_token(request.id, (*request.prompt, *token_ids)))
-        if token_ids[-1] in request.stop_token_ids:
-            if len(token_ids) > request.sampling.min_tokens:
-                return tuple(token_ids), FinishReason.STOP
+        may_stop = len(token_ids) > request.sampling.min_tokens
+        if may_stop and token_ids[-1] in request.stop_token_ids:
+            return tuple(token_ids), FinishReason.STOP
     return tuple(token_ids), FinishReason.LENGTH
 
 
@@ -76,6 +77,7 @@ class Rig:
         max_model_len: int = 1 << 20,
         policy: Policy | None = None,
         depth: int = 0,
+        digest: Digest = sha256,
         model: Callable[[str, tuple[int, ...]], int] = next_token,
     ) -> None:
         self.capacity = KVCapacity(num_blocks, block_size, max_running, max_model_len)
@@ -87,7 +89,10 @@ class Rig:
             prefix_caching,
             max_chunk_tokens,
         )
-        self.scheduler = Scheduler(self.capacity, self.limits, policy or FirstComeFirstServed())
+        self.digest = digest
+        self.scheduler = Scheduler(
+            self.capacity, self.limits, policy or FirstComeFirstServed(), digest=digest
+        )
         self.clock = VirtualClock()
         self.engine = SimulatedEngine(
             self.capacity,
@@ -104,6 +109,7 @@ class Rig:
         self.stats: list[StepStats] = []
         self.failing: set[str] = set()  # requests whose next row fails
         self._num_made = 0
+        self._published: deque[list[list[tuple[int, BlockKey]]]] = deque()
 
     # --- moves ------------------------------------------------------------------------------------
 
@@ -137,23 +143,44 @@ class Rig:
         return group
 
     def abort(self, *request_ids: str) -> list[Event]:
-        return self._record(self.scheduler.handle(Abort(request_ids), self.clock()))
+        known = [i for i in request_ids if i in self.scheduler.sequences]
+        events = self._record(self.scheduler.handle(Abort(request_ids), self.clock()))
+        ended = [e.request_id for e in events if isinstance(e, Finished)]
+        assert ended == known, "an abort ends what it names at once, and nothing else"
+        return events
 
     def plan(self) -> StepPlan | None:
         """Plans a step and submits it."""
         check = PlanCheck(self.scheduler)
         plan = self.scheduler.schedule(self.clock())
         check.check(plan)
-        check_invariants(self.scheduler)
+        check_invariants(self.scheduler, self.digest)
         if plan is not None:
             self.plans.append(plan)
+            self._note_published(plan)
             self.in_flight.append((plan, self.engine.submit(plan)))
         return plan
 
     def apply(self) -> list[Event]:
         """Takes in the oldest result."""
         plan, pending = self.in_flight.popleft()
-        return self._record(self.scheduler.apply(plan, pending.result(), self.clock()))
+        result = pending.result()
+        events = self._record(self.scheduler.apply(plan, result, self.clock()))
+        published = self._published.popleft()
+        for row, _ in result.row_errors:
+            for block, key in published[row]:
+                assert self.scheduler.batch.pool.key_of(block) is not key, "a failed row is no hit"
+        return events
+
+    def _note_published(self, plan: StepPlan) -> None:
+        """What each row of the new plan writes that others can find now."""
+        rows = []
+        for row, request_id in enumerate(plan.seq_ids):
+            table = self.scheduler.sequences[request_id].block_ids
+            first = plan.starts[row] // self.capacity.block_size
+            keys = ((block, self.scheduler.batch.pool.key_of(block)) for block in table[first:])
+            rows.append([(block, key) for block, key in keys if key is not None])
+        self._published.append(rows)
 
     def step(self) -> StepPlan | None:
         """One turn of the loop."""
@@ -182,7 +209,7 @@ class Rig:
     # --- what came of it --------------------------------------------------------------------------
 
     def _record(self, events: list[Event]) -> list[Event]:
-        check_invariants(self.scheduler)
+        check_invariants(self.scheduler, self.digest)
         for event in events:
             if isinstance(event, StepStats):
                 self.stats.append(event)
