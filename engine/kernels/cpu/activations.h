@@ -1,0 +1,81 @@
+// Layout of the activations that a linear reads: panels of eight rows, quantised or fp32.
+//
+//   quantised: panel p, block b (32 values of K) -> QuantBlock, eight rows side by side
+//   dense:     panel p, value k                  -> eight floats, one per row
+//
+// A row is quantised from its own values only, so it never depends on its neighbours.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+
+#include "vec.h"
+
+namespace paceline {
+
+constexpr int kBlock = 32;  // values of K that share a scale
+constexpr int kPanel = 8;   // rows of a panel
+
+struct QuantBlock {
+  int8_t q[kPanel][kBlock];      // round(x / scale), |q| <= 127
+  float scale[kPanel];           // max |x| / 127; nan if the block holds a nan or an infinity
+  int32_t minus_sum[kPanel];     // -(sum of q): corrects the zero point of unsigned weights
+  float scaled_sum[kPanel];      // scale * sum of q: multiplies the minimum of Q4_1 weights
+};
+
+inline void quantise_block(const float* x, QuantBlock& out, int row) {
+  const F16 a = load(x), b = load(x + kLanes);
+  // x * 0 is nan for nan and infinity and 0 otherwise; a sum keeps it, where a maximum may not
+  const float poison = reduce_add(a * splat(0.0f) + b * splat(0.0f));
+  const float largest = reduce_max(max(abs(a), abs(b)));
+  const bool finite = poison == 0.0f;
+  // a subnormal maximum would make the inverse infinite; such a block is zero
+  const bool zero = !(largest > 1e-35f);
+  const F16 inverse = splat(finite && !zero ? 127.0f / largest : 0.0f);
+  const F16 keep_a = finite ? a : splat(0.0f), keep_b = finite ? b : splat(0.0f);
+  const I16 qa = round_to_int(keep_a * inverse), qb = round_to_int(keep_b * inverse);
+  store_bytes(out.q[row], qa);
+  store_bytes(out.q[row] + kLanes, qb);
+  const float sum = reduce_add(to_float(qa) + to_float(qb));  // small integers: exact
+  const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : largest / 127.0f;
+  out.scale[row] = scale;
+  out.minus_sum[row] = -static_cast<int32_t>(sum);
+  out.scaled_sum[row] = scale * sum;
+}
+
+// A matrix of activations in one of the two layouts; a view, the memory is the caller's.
+struct Activations {
+  uint8_t* data = nullptr;
+  int num_blocks = 0;  // K / 32
+  bool dense = false;
+
+  size_t panel_bytes() const {
+    return static_cast<size_t>(num_blocks) *
+           (dense ? sizeof(float) * kBlock * kPanel : sizeof(QuantBlock));
+  }
+  QuantBlock* quant_panel(int panel) const {
+    return reinterpret_cast<QuantBlock*>(data + panel * panel_bytes());
+  }
+  float* dense_panel(int panel) const {
+    return reinterpret_cast<float*>(data + panel * panel_bytes());
+  }
+  // Stores 32 values of one row.
+  void put(int row, int block, const float* x) const {
+    const int panel = row / kPanel, r = row % kPanel;
+    if (!dense) {
+      quantise_block(x, quant_panel(panel)[block], r);
+      return;
+    }
+    float* out = dense_panel(panel) + static_cast<size_t>(block) * kBlock * kPanel + r;
+    for (int k = 0; k < kBlock; ++k) out[k * kPanel] = x[k];
+  }
+};
+
+inline size_t activation_bytes(int rows, int k, bool dense) {
+  Activations a;
+  a.num_blocks = k / kBlock;
+  a.dense = dense;
+  return a.panel_bytes() * static_cast<size_t>((rows + kPanel - 1) / kPanel);
+}
+
+}  // namespace paceline

@@ -1,0 +1,98 @@
+/* The C interface of the CPU kernels, loaded by engine/kernels/cpu/library.py.
+ *
+ * All pointers are the caller's and are only read during the call, except where "out" says so.
+ * Functions that can fail return 0 or a negative paceline_error.
+ */
+#ifndef PACELINE_API_H
+#define PACELINE_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#pragma GCC visibility push(default)
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum paceline_error {
+  PACELINE_BAD_SHAPE = -1,  /* a dimension the kernels do not support, or a size mismatch */
+  PACELINE_BAD_BATCH = -2,  /* a token, position, row bound or block id out of range */
+  PACELINE_NO_MEMORY = -3,
+  PACELINE_INCOMPLETE = -4  /* a weight of the model was never set */
+};
+
+enum paceline_linear { PACELINE_Q, PACELINE_K, PACELINE_V, PACELINE_O, PACELINE_GATE, PACELINE_UP,
+                       PACELINE_DOWN, PACELINE_EMBEDDING, PACELINE_HEAD };
+enum paceline_norm { PACELINE_ATTENTION_NORM, PACELINE_MLP_NORM, PACELINE_Q_NORM, PACELINE_K_NORM,
+                     PACELINE_FINAL_NORM };
+
+typedef struct {
+  int32_t hidden, intermediate, num_layers, num_heads, num_kv_heads, head_dim, vocab;
+  int32_t max_positions;   /* rows of the rope tables */
+  int32_t rotary_dim;      /* leading dims of a head that rotate: head_dim, or less */
+  int32_t dense;           /* 1: fp32, fp16 or bf16 weights, fp32 activations; 0: quantised */
+  int32_t kv_half;         /* 1: KV in fp16; 0: fp32 */
+  int32_t num_blocks, block_size;
+  int32_t max_tokens;      /* of a step */
+  int32_t num_threads;
+  float norm_eps;
+  uint64_t weight_bytes;   /* sum of paceline_packed_bytes over all weight matrices */
+} paceline_config;
+
+/* One step. Row i is tokens row_starts[i] .. row_starts[i + 1] - 1, of one sequence and in
+ * ascending positions; its block table is block_tables + i * table_stride. */
+typedef struct {
+  int32_t num_tokens, num_rows, num_samples, table_stride;
+  const int32_t* token_ids;     /* [num_tokens] */
+  const int32_t* positions;     /* [num_tokens] */
+  const int32_t* row_starts;    /* [num_rows + 1] */
+  const int32_t* block_tables;  /* [num_rows][table_stride] */
+  const int32_t* sample_tokens; /* [num_samples] indices of tokens whose logits are wanted */
+} paceline_batch;
+
+typedef struct paceline_model paceline_model;
+
+const char* paceline_tier(void);                /* the tier this library was compiled for */
+int32_t paceline_tier_runs(const char* tier);   /* 1 if this CPU can run that tier */
+uint64_t paceline_packed_bytes(int32_t kind, int32_t n, int32_t k);
+
+/* rope_cos, rope_sin: [max_positions][rotary_dim / 2]. layer_windows: [num_layers] positions that a
+ * query sees, itself included; 0 = all. Returns null when the configuration is not supported or
+ * memory is short (error says which). */
+paceline_model* paceline_create(const paceline_config* config, const float* rope_cos,
+                                const float* rope_sin, const int32_t* layer_windows,
+                                int32_t* error);
+void paceline_destroy(paceline_model* model);
+
+/* weight: n rows of k values, as a GGUF file or an array has them, row_bytes apart. bias: [n] or
+ * null. layer is ignored for embedding and head; a head that is never set is the embedding. */
+int32_t paceline_set_linear(paceline_model* model, int32_t layer, int32_t which, int32_t kind,
+                            int32_t n, int32_t k, const void* weight, uint64_t row_bytes,
+                            const float* bias);
+int32_t paceline_set_norm(paceline_model* model, int32_t layer, int32_t which, const float* weight);
+
+/* Runs a step. out: logits [num_samples][vocab]; best [num_samples] the lowest id with the largest
+ * logit, or -1 where the row's logits are not all finite. */
+int32_t paceline_forward(paceline_model* model, const paceline_batch* batch, float* logits,
+                         int32_t* best);
+/* Copies whole blocks: pairs is [num_pairs][2], source then target, in order. */
+int32_t paceline_copy_blocks(paceline_model* model, const int32_t* pairs, int32_t num_pairs);
+/* out: nanoseconds of the calling thread by kind of phase since the last call, then zeroes them:
+ * embed, norm, qkv, rope, attention, output, mlp, down, head. */
+void paceline_profile(paceline_model* model, uint64_t out[9]);
+
+/* Single kernels, for tests and measurement. */
+int32_t paceline_multiply(int32_t kind, int32_t n, int32_t k, const void* weight, uint64_t row_bytes,
+                          const float* bias, int32_t rows, const float* x, float* out);
+int32_t paceline_attend(int32_t kv_half, int32_t block_size, int32_t num_blocks, int32_t kv_heads,
+                        int32_t group, int32_t head_dim, int32_t num_keys, const float* keys,
+                        const float* values, const int32_t* block_table, int32_t num_queries,
+                        const float* queries, const int32_t* first, const int32_t* last, float* out);
+void paceline_exp(const float* x, float* out, int32_t count);
+void paceline_half_round_trip(const float* x, float* out, int32_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#pragma GCC visibility pop
+#endif

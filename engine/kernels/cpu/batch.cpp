@@ -1,0 +1,77 @@
+// A step's batch: checked once before it runs, cut into attention items; and copies of KV blocks.
+#include <algorithm>
+
+#include "model.h"
+
+namespace paceline {
+
+bool Model::valid(const paceline_batch& b) const {
+  if (b.num_tokens < 0 || b.num_tokens > c_.max_tokens || b.num_rows < 0 || b.num_samples < 0 ||
+      b.num_samples > c_.max_tokens || b.table_stride < 0 || b.row_starts[0] != 0 ||
+      b.row_starts[b.num_rows] != b.num_tokens)
+    return false;
+  for (int i = 0; i < b.num_tokens; ++i)
+    if (b.token_ids[i] < 0 || b.token_ids[i] >= c_.vocab || b.positions[i] < 0 ||
+        b.positions[i] >= c_.max_positions)
+      return false;
+  for (int i = 0; i < b.num_samples; ++i)
+    if (b.sample_tokens[i] < 0 || b.sample_tokens[i] >= b.num_tokens) return false;
+  for (int row = 0; row < b.num_rows; ++row) {
+    const int first = b.row_starts[row], last = b.row_starts[row + 1] - 1;
+    if (first > last || last >= b.num_tokens) return false;
+    for (int i = first; i < last; ++i)
+      if (b.positions[i + 1] != b.positions[i] + 1) return false;
+    const int num_blocks = b.positions[last] / c_.block_size + 1;
+    if (num_blocks > b.table_stride) return false;
+    const int32_t* table = b.block_tables + static_cast<size_t>(row) * b.table_stride;
+    // blocks that lie wholly before the window are never read
+    const int seen = widest_window_ ? std::max(0, b.positions[first] + 1 - widest_window_) : 0;
+    for (int i = seen / c_.block_size; i < num_blocks; ++i)
+      if (table[i] < 0 || table[i] >= c_.num_blocks) return false;
+  }
+  return true;
+}
+
+void Model::plan_attention(const paceline_batch& b) {
+  num_items_ = 0;
+  for (int row = 0; row < b.num_rows; ++row) {
+    std::fill(&token_rows_[b.row_starts[row]], &token_rows_[b.row_starts[row + 1] - 1] + 1, row);
+    for (int token = b.row_starts[row]; token < b.row_starts[row + 1]; token += kQueryTile) {
+      const int count = std::min(kQueryTile, b.row_starts[row + 1] - token);
+      for (int head = 0; head < c_.num_kv_heads; ++head)
+        items_[num_items_++] = {row, token, count, head};
+    }
+  }
+}
+
+int Model::forward(const paceline_batch& batch, float* logits, int32_t* best) {
+  if (!complete()) return PACELINE_INCOMPLETE;
+  if (!valid(batch)) return PACELINE_BAD_BATCH;
+  if (batch.num_tokens == 0) return 0;
+  team_.settle();  // threads on their way out of the last step still look at its counts
+  plan_attention(batch);
+  batch_ = batch;
+  logits_ = logits;
+  best_ = best;
+  team_.run([this](int thread) { step(thread); });
+  return 0;
+}
+
+int Model::copy_blocks(const int32_t* pairs, int num_pairs) {
+  const size_t bytes =
+      static_cast<size_t>(c_.block_size) * c_.num_kv_heads * c_.head_dim * (c_.kv_half ? 2 : 4);
+  for (int i = 0; i < 2 * num_pairs; ++i)
+    if (pairs[i] < 0 || pairs[i] >= c_.num_blocks) return PACELINE_BAD_BATCH;
+  for (int i = 0; i < num_pairs; ++i) {
+    const size_t from = pairs[2 * i], to = pairs[2 * i + 1];
+    if (from == to) continue;
+    for (int layer = 0; layer < c_.num_layers; ++layer)
+      for (const Buffer* pool : {&keys_, &values_}) {
+        uint8_t* base = pool->data.get() + static_cast<size_t>(layer) * c_.num_blocks * bytes;
+        std::memcpy(base + to * bytes, base + from * bytes, bytes);
+      }
+  }
+  return 0;
+}
+
+}  // namespace paceline

@@ -1,0 +1,92 @@
+"""Compiles the CPU kernels: one shared library for each instruction set, from the same sources.
+
+Used by setup.py, which loads it by path before anything is installed, so it imports the standard
+library only. Run as a script it builds in place; `--sanitize` builds the checked variants.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+X86_TIERS = {
+    "generic": (),
+    "avx2": AVX2,
+    "avxvnni": (*AVX2, "-mavxvnni"),
+    "avx512vnni": (
+        *AVX2,
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+        "-mprefer-vector-width=512",
+    ),
+}
+# No contraction: a product and a sum are fused only where the source says so, on every tier.
+FLAGS = (
+    *("-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared"),
+    *("-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"),
+    # GCC's own headers for AVX-512 set these off
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi"),
+)
+SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+
+class CannotBuild(RuntimeError):
+    """No compiler, or it refused; the message is one line."""
+
+
+def tiers() -> dict[str, tuple[str, ...]]:
+    """Tiers worth building on this kind of machine -> compiler flags."""
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return X86_TIERS
+    return {"generic": ()}
+
+
+def sources() -> list[Path]:
+    return sorted(FOLDER.glob("*.cpp"))
+
+
+def compile_tier(tier: str, output: Path, extra: tuple[str, ...] = ()) -> None:
+    """Compile one library. Raises CannotBuild."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise CannotBuild("no C++ compiler (c++, g++ or $CXX)")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    command = [
+        *compiler.split(),
+        *(*FLAGS, *tiers()[tier], *extra),
+        f'-DPACELINE_TIER="{tier}"',
+        *map(str, sources()),
+        *("-o", str(output)),
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except OSError as error:
+        raise CannotBuild(f"{compiler}: {error.strerror}") from None
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if "error" in line]
+        raise CannotBuild(f"{tier}: {lines[0] if lines else error.stderr[-200:]!r}") from None
+
+
+def main() -> None:
+    sanitize = "--sanitize" in sys.argv[1:]
+    suffix, extra = ("_sanitized", SANITIZE) if sanitize else ("", ())
+
+    def build(tier: str) -> str:
+        try:
+            compile_tier(tier, FOLDER / f"paceline_{tier}{suffix}.so", extra)
+        except CannotBuild as error:
+            return f"{tier}: not built ({error})"
+        return f"{tier}: built"
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        print(*pool.map(build, tiers()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

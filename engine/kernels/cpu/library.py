@@ -1,0 +1,139 @@
+"""The CPU kernels as a Python object: finds the compiled libraries, picks one, declares its calls.
+
+Owns the C interface (api.h) as ctypes sees it and nothing else: no torch, no model.
+`PACELINE_CPU_TIER` overrides the choice of instruction set.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+TIERS = ("avx512vnni", "avxvnni", "avx2", "generic")  # best first
+TIER_VARIABLE = "PACELINE_CPU_TIER"
+_FOLDER = Path(__file__).parent
+
+KINDS = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2, "F32": 3, "F16": 4, "BF16": 5}
+LINEARS = ("q", "k", "v", "o", "gate", "up", "down", "embedding", "head")
+NORMS = ("attention", "mlp", "q", "k", "final")
+PHASES = ("embed", "norm", "qkv", "rope", "attention", "output", "mlp", "down", "head")
+ERRORS = {
+    -1: "a shape that the kernels do not support",
+    -2: "a batch with a token, position, row bound or block id out of range",
+    -3: "out of memory",
+    -4: "a weight was never set",
+}
+
+
+class KernelError(RuntimeError):
+    """A call into the kernels was refused; nothing was computed."""
+
+
+class Config(Structure):
+    """paceline_config of api.h."""
+
+    _fields_ = (
+        *(
+            (name, c_int32)
+            for name in (
+                *("hidden", "intermediate", "num_layers", "num_heads", "num_kv_heads"),
+                *("head_dim", "vocab", "max_positions", "rotary_dim", "dense", "kv_half"),
+                *("num_blocks", "block_size", "max_tokens", "num_threads"),
+            )
+        ),
+        ("norm_eps", c_float),
+        ("weight_bytes", c_uint64),
+    )
+
+
+class Batch(Structure):
+    """paceline_batch of api.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_tokens", "num_rows", "num_samples", "table_stride")),
+        *(
+            (name, c_void_p)
+            for name in ("token_ids", "positions", "row_starts", "block_tables", "sample_tokens")
+        ),
+    )
+
+
+# name -> (result, arguments); arrays are passed as addresses
+_SIGNATURES = {
+    "paceline_tier": (c_char_p, ()),
+    "paceline_tier_runs": (c_int32, (c_char_p,)),
+    "paceline_packed_bytes": (c_uint64, (c_int32, c_int32, c_int32)),
+    "paceline_create": (
+        c_void_p,
+        (POINTER(Config), c_void_p, c_void_p, c_void_p, POINTER(c_int32)),
+    ),
+    "paceline_destroy": (None, (c_void_p,)),
+    "paceline_set_linear": (
+        c_int32,
+        (c_void_p, *(c_int32,) * 5, c_void_p, c_uint64, c_void_p),
+    ),
+    "paceline_set_norm": (c_int32, (c_void_p, c_int32, c_int32, c_void_p)),
+    "paceline_forward": (c_int32, (c_void_p, POINTER(Batch), c_void_p, c_void_p)),
+    "paceline_copy_blocks": (c_int32, (c_void_p, c_void_p, c_int32)),
+    "paceline_profile": (None, (c_void_p, c_void_p)),
+    "paceline_multiply": (
+        c_int32,
+        (*(c_int32,) * 3, c_void_p, c_uint64, c_void_p, c_int32, c_void_p, c_void_p),
+    ),
+    "paceline_attend": (
+        c_int32,
+        (*(c_int32,) * 7, *(c_void_p,) * 3, c_int32, *(c_void_p,) * 4),
+    ),
+    "paceline_exp": (None, (c_void_p, c_void_p, c_int32)),
+    "paceline_half_round_trip": (None, (c_void_p, c_void_p, c_int32)),
+}
+
+
+def check(code: int) -> None:
+    """Raise KernelError for a negative result."""
+    if code < 0:
+        raise KernelError(ERRORS.get(code, f"error {code}"))
+
+
+@cache
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load one library and declare its functions. It must suit this CPU."""
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def library_path(tier: str) -> Path:
+    return _FOLDER / f"paceline_{tier}.so"
+
+
+@cache
+def available_tiers() -> tuple[str, ...]:
+    """Tiers that were built and that this CPU runs, best first."""
+    built = [tier for tier in TIERS if library_path(tier).is_file()]
+    if "generic" not in built:
+        return ()
+    try:
+        generic = open_library(library_path("generic"))
+    except OSError:  # built for another machine
+        return ()
+    return tuple(tier for tier in built if generic.paceline_tier_runs(tier.encode()))
+
+
+def load_library(tier: str | None = None) -> ctypes.CDLL | None:
+    """The library of `tier`, by default of $PACELINE_CPU_TIER or the best; None if none was built.
+
+    Raises ValueError for a tier that is not available here.
+    """
+    wanted = tier or os.environ.get(TIER_VARIABLE)
+    tiers = available_tiers()
+    if not tiers and wanted is None:
+        return None
+    if wanted is not None and wanted not in tiers:
+        raise ValueError(f"CPU tier {wanted!r} is not available here (there are: {tiers})")
+    return open_library(library_path(wanted or tiers[0]))

@@ -1,0 +1,114 @@
+// A decoder-only transformer on the CPU: its weights, KV pool, workspaces, and one step through it.
+// Everything is allocated when the model is created; a step allocates nothing.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "api.h"
+#include "attention.h"
+#include "linear.h"
+#include "team.h"
+
+namespace paceline {
+
+struct FreeDeleter {
+  void operator()(void* p) const { std::free(p); }
+};
+enum class Pages { kHuge, kSmall };  // huge spare TLB misses; small grow with what is touched
+
+struct Buffer {
+  std::unique_ptr<uint8_t, FreeDeleter> data;
+  size_t size = 0;
+  bool allocate(size_t bytes, Pages pages = Pages::kHuge);
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data.get());
+  }
+};
+
+struct Layer {
+  int window = 0;  // positions a query sees, 0 = all
+  Linear linears[PACELINE_DOWN + 1];
+  std::vector<float> norms[PACELINE_K_NORM + 1];  // empty: absent
+};
+
+// `count` query tokens of a row from `token` on, for one KV head.
+struct AttentionItem {
+  int row, token, count, kv_head;
+};
+
+constexpr int kQueryTile = 16;     // query tokens of an attention item
+constexpr int kMaxHeadsPerKv = 16;  // query heads that share a KV head
+constexpr int kNumPhaseKinds = 9;
+
+class Model {
+ public:
+  Model(const paceline_config& config, const float* rope_cos, const float* rope_sin,
+        const int32_t* layer_windows);
+  static bool supported(const paceline_config& config);
+  bool allocate();
+
+  int set_linear(int layer, int which, Kind kind, int n, int k, const uint8_t* weight,
+                 size_t row_bytes, const float* bias);
+  int set_norm(int layer, int which, const float* weight);
+  int forward(const paceline_batch& batch, float* logits, int32_t* best);
+  int copy_blocks(const int32_t* pairs, int num_pairs);
+  void profile(uint64_t* out);
+
+ private:
+  bool complete() const;
+  bool valid(const paceline_batch& batch) const;
+  void plan_attention(const paceline_batch& batch);
+  void step(int thread);
+  void layer_step(Phases& phases, int thread, int layer);
+  void embed(int token);
+  void project_qkv(Phases& phases, const Layer& layer, const Activations& normed, int tokens);
+  void gate_and_up(Phases& phases, const Layer& layer, const Activations& normed,
+                   const Activations& gated, int tokens);
+  void rope_and_store(const Layer& layer, int index, int token);
+  template <class T>
+  void attend_item(int layer, int thread, const AttentionItem& item);
+  Activations activations(const Buffer& buffer, int k) const;
+  size_t scratch_floats() const;  // of one thread
+  int qkv_width() const { return (c_.num_heads + 2 * c_.num_kv_heads) * c_.head_dim; }
+  size_t layer_kv_elements() const {
+    return static_cast<size_t>(c_.num_blocks) * c_.block_size * c_.num_kv_heads * c_.head_dim;
+  }
+  template <class T>
+  T* keys(int layer) const {
+    return keys_.as<T>() + layer_kv_elements() * layer;
+  }
+  template <class T>
+  T* values(int layer) const {
+    return values_.as<T>() + layer_kv_elements() * layer;
+  }
+  void mark(int thread, int kind);  // charges the time since the last mark to `kind`
+
+  const paceline_config c_;
+  const KvShape kv_;
+  std::vector<float> rope_cos_, rope_sin_;  // [max_positions][rotary_dim / 2]
+  std::vector<Layer> layers_;
+  int widest_window_ = 0;  // 0 if any layer sees everything
+  Linear embedding_, head_;
+  std::vector<float> final_norm_;
+  std::vector<std::vector<float>> biases_;
+  Buffer weights_;
+  size_t weights_used_ = 0;
+  Buffer keys_, values_;
+  Buffer hidden_;        // [max_tokens][hidden] fp32 residual stream
+  Buffer qkv_;           // [max_tokens][q, k, v] fp32
+  Buffer norm_act_, attention_act_, mlp_act_;  // activations of the next linear
+  Buffer scratch_;       // per thread, for attention
+  std::vector<AttentionItem> items_;
+  int num_items_ = 0;
+  std::vector<int> token_rows_;  // [max_tokens] the row of each token
+  paceline_batch batch_ = {};  // the step that runs
+  float* logits_ = nullptr;
+  int32_t* best_ = nullptr;
+  uint64_t phase_ns_[kNumPhaseKinds] = {};
+  uint64_t last_mark_ = 0;
+  Team team_;
+};
+
+}  // namespace paceline

@@ -1,0 +1,119 @@
+// Single kernels behind the C interface, for tests and measurement; they allocate as they like.
+#include <algorithm>
+#include <vector>
+
+#include "api.h"
+#include "model.h"
+
+using namespace paceline;
+
+namespace {
+
+// Writes dense keys and values [num_keys][kv_heads][head_dim] into a pool by the block table.
+template <class T>
+void fill_pool(const KvShape& s, int num_keys, const float* keys, const float* values,
+               const int32_t* block_table, T* key_pool, T* value_pool) {
+  for (int p = 0; p < num_keys; ++p)
+    for (int h = 0; h < s.kv_heads; ++h) {
+      const size_t from = (static_cast<size_t>(p) * s.kv_heads + h) * s.head_dim;
+      const int block = block_table[p / s.block_size], i = p % s.block_size;
+      store_kv(keys + from, values + from, s.head_dim, key_pool + s.key_offset(block, h, i),
+               value_pool + s.value_offset(block, h, i));
+    }
+}
+
+template <class T>
+void attend_all(const KvShape& s, int num_blocks, int group, int num_keys, const float* keys,
+                const float* values, const int32_t* block_table, int num_queries,
+                const float* queries, const int32_t* first, const int32_t* last, float* out) {
+  const size_t elements =
+      static_cast<size_t>(num_blocks) * s.block_size * s.kv_heads * s.head_dim;
+  // blocks that the table does not name hold nans: they must never be read into a result
+  std::vector<T> key_pool(elements, static_cast<T>(sizeof(T) == 2 ? 0x7e00 : NAN));
+  std::vector<T> value_pool(key_pool);
+  fill_pool(s, num_keys, keys, values, block_table, key_pool.data(), value_pool.data());
+  const int num_rows = num_queries * group;
+  std::vector<float> memory(AttentionScratch::floats(num_rows, s.head_dim));
+  const AttentionScratch scratch(memory.data(), num_rows, s.head_dim);
+  std::vector<QueryRow> rows(num_rows);
+  for (int h = 0; h < s.kv_heads; ++h) {
+    for (int r = 0; r < num_rows; ++r) {
+      const int q = r / group;
+      const size_t at =
+          (static_cast<size_t>(q) * s.kv_heads * group + h * group + r % group) * s.head_dim;
+      rows[r] = {queries + at, out + at, first[q], last[q]};
+    }
+    attend(rows.data(), num_rows, key_pool.data(), value_pool.data(), s, h, block_table, scratch);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t paceline_multiply(int32_t kind, int32_t n, int32_t k, const void* weight,
+                          uint64_t row_bytes, const float* bias, int32_t rows, const float* x,
+                          float* out) {
+  if (kind < 0 || kind > static_cast<int32_t>(Kind::kBF16) || n <= 0 || k <= 0 || k % kBlock != 0 || rows < 0) return PACELINE_BAD_SHAPE;
+  Linear w;
+  w.kind = static_cast<Kind>(kind);
+  w.n = n;
+  w.k = k;
+  std::vector<float> padded_bias(static_cast<size_t>(w.num_tiles()) * kLanes);
+  if (bias) {
+    std::memcpy(padded_bias.data(), bias, sizeof(float) * n);
+    w.bias = padded_bias.data();
+  }
+  Buffer tiles, memory;
+  if (!tiles.allocate(w.tile_bytes() * w.num_tiles()) ||
+      !memory.allocate(activation_bytes(rows, k, is_dense(w.kind)) + 1))
+    return PACELINE_NO_MEMORY;
+  for (int t = 0; t < w.num_tiles(); ++t)
+    pack_tile(w, t, static_cast<const uint8_t*>(weight), row_bytes,
+              tiles.data.get() + t * w.tile_bytes());
+  w.tiles = tiles.data.get();
+  Activations a;
+  a.data = memory.data.get();
+  a.num_blocks = k / kBlock;
+  a.dense = is_dense(w.kind);
+  for (int r = 0; r < rows; ++r)
+    for (int b = 0; b < a.num_blocks; ++b) a.put(r, b, x + static_cast<size_t>(r) * k + b * kBlock);
+  for (int panel = 0; panel * kPanel < rows; ++panel)
+    for (int t = 0; t < w.num_tiles(); ++t) {
+      float tile[kPanel][kLanes];
+      const int num_rows = std::min(kPanel, rows - panel * kPanel);
+      multiply(w, t, a, panel, num_rows, tile);
+      for (int r = 0; r < num_rows; ++r)
+        std::memcpy(out + (static_cast<size_t>(panel) * kPanel + r) * n + t * kLanes, tile[r],
+                    sizeof(float) * std::min(kLanes, n - t * kLanes));
+    }
+  return 0;
+}
+
+int32_t paceline_attend(int32_t kv_half, int32_t block_size, int32_t num_blocks, int32_t kv_heads,
+                        int32_t group, int32_t head_dim, int32_t num_keys, const float* keys,
+                        const float* values, const int32_t* block_table, int32_t num_queries,
+                        const float* queries, const int32_t* first, const int32_t* last,
+                        float* out) {
+  if (block_size % kLanes != 0 || head_dim % kLanes != 0 || num_queries <= 0)
+    return PACELINE_BAD_SHAPE;
+  const KvShape s{block_size, kv_heads, head_dim};
+  const auto run = kv_half ? attend_all<half> : attend_all<float>;
+  run(s, num_blocks, group, num_keys, keys, values, block_table, num_queries, queries, first, last,
+      out);
+  return 0;
+}
+
+void paceline_exp(const float* x, float* out, int32_t count) {
+  for (int32_t i = 0; i + kLanes <= count; i += kLanes) store(out + i, exp(load(x + i)));
+}
+
+void paceline_half_round_trip(const float* x, float* out, int32_t count) {
+  for (int32_t i = 0; i + kLanes <= count; i += kLanes) {
+    half bits[kLanes];
+    store(bits, load(x + i));
+    store(out + i, load(bits));
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,297 @@
+// One step through the model: the phases of a layer, spread over the team.
+//
+// Eight phases a layer, each cut into tasks that any thread may take; a task writes memory that no
+// other task of its phase touches, and sums in an order that depends on its own rows only.
+#include <algorithm>
+#include <chrono>
+
+#include "model.h"
+
+namespace paceline {
+namespace {
+
+constexpr int kChunkPanels = 16;  // rows of a GEMM task: 128, so activations stay in the L2 cache
+
+enum PhaseKind { kEmbed, kNorm, kQkv, kRope, kAttention, kOutput, kMlp, kDown, kHead };
+
+float mean_square(const float* x, int n) {
+  F16 sum = splat(0.0f);
+  for (int i = 0; i < n; i += kLanes) {
+    const F16 v = load(x + i);
+    sum = fma(v, v, sum);
+  }
+  return reduce_add(sum) / static_cast<float>(n);
+}
+
+// x / sqrt(mean(x^2) + eps) * weight, stored as row `row` of `out`.
+void rms_norm(const float* x, const float* weight, float eps, int n, const Activations& out,
+              int row) {
+  const F16 inverse = splat(1.0f / std::sqrt(mean_square(x, n) + eps));
+  for (int i = 0; i < n; i += kBlock) {
+    float y[kBlock];
+    for (int j = 0; j < kBlock; j += kLanes)
+      store(y + j, load(x + i + j) * inverse * load(weight + i + j));
+    out.put(row, i / kBlock, y);
+  }
+}
+
+void rms_norm_head(float* x, const std::vector<float>& weight, float eps, int n) {
+  if (weight.empty()) return;
+  const F16 inverse = splat(1.0f / std::sqrt(mean_square(x, n) + eps));
+  for (int i = 0; i < n; i += kLanes) store(x + i, load(x + i) * inverse * load(&weight[i]));
+}
+
+// Rotates pairs (i, i + half) of the first 2 * half dims.
+void rotate(float* x, const float* cos, const float* sin, int half) {
+  for (int i = 0; i < half; ++i) {
+    const float a = x[i], b = x[i + half];
+    x[i] = a * cos[i] - b * sin[i];
+    x[i + half] = b * cos[i] + a * sin[i];
+  }
+}
+
+F16 silu_times(F16 gate, F16 up) { return gate / (splat(1.0f) + exp(splat(0.0f) - gate)) * up; }
+
+// The lowest index of the largest value, or -1 unless all are finite.
+int best_token(const float* x, int n) {
+  F16 top = splat(-INFINITY), poison = splat(0.0f);
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F16 v = load(x + i);
+    top = max(top, v);
+    poison = fma(v, splat(0.0f), poison);
+  }
+  float largest = reduce_max(top), rest = reduce_add(poison);
+  for (; i < n; ++i) {
+    largest = std::max(largest, x[i]);
+    rest += x[i] * 0.0f;
+  }
+  if (!(rest == 0.0f)) return -1;
+  return static_cast<int>(std::find(x, x + n, largest) - x);
+}
+
+// How a product of `rows` rows is cut: chunks of rows, and groups of adjacent units of weights.
+struct Cut {
+  int panels, num_chunks, group, num_groups;
+
+  Cut(int rows, int units, int threads) {
+    panels = (rows + kPanel - 1) / kPanel;
+    num_chunks = (panels + kChunkPanels - 1) / kChunkPanels;
+    const int tasks = std::max(1, threads * 6 / num_chunks);  // enough to even out the threads
+    group = std::max(1, units / tasks);
+    num_groups = (units + group - 1) / group;
+  }
+  int num_tasks() const { return num_chunks * num_groups; }
+  // Calls body(unit, panel) for all of a task's units and panels, units outermost.
+  template <class Body>
+  void each(int task, int units, const Body& body) const {
+    const int chunk = task / num_groups, first = task % num_groups * group;
+    for (int u = first; u < std::min(first + group, units); ++u)
+      for (int p = chunk * kChunkPanels; p < std::min((chunk + 1) * kChunkPanels, panels); ++p)
+        body(u, p);
+  }
+};
+
+int rows_of(int panel, int rows) { return std::min(kPanel, rows - panel * kPanel); }
+
+// epilogue(tile, row, 16 outputs) for every tile and row.
+template <class Epilogue>
+void product(Phases& phases, int threads, const Linear& w, const Activations& a, int rows,
+             const Epilogue& epilogue) {
+  const Cut cut(rows, w.num_tiles(), threads);
+  phases.each(cut.num_tasks(), [&](int task) {
+    cut.each(task, w.num_tiles(), [&](int tile, int panel) {
+      alignas(64) float out[kPanel][kLanes];
+      const int n = rows_of(panel, rows);
+      multiply(w, tile, a, panel, n, out);
+      for (int r = 0; r < n; ++r) epilogue(tile, panel * kPanel + r, out[r]);
+    });
+  });
+}
+
+}  // namespace
+
+void Model::mark(int thread, int kind) {
+  if (thread != 0) return;
+  const uint64_t now = static_cast<uint64_t>(
+      std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+  if (kind >= 0) phase_ns_[kind] += now - last_mark_;
+  last_mark_ = now;
+}
+
+void Model::profile(uint64_t* out) {
+  std::copy(std::begin(phase_ns_), std::end(phase_ns_), out);
+  std::fill(std::begin(phase_ns_), std::end(phase_ns_), 0);
+}
+
+void Model::embed(int token) {
+  unpack_row(embedding_, batch_.token_ids[token],
+             hidden_.as<float>() + static_cast<size_t>(token) * c_.hidden);
+}
+
+void Model::step(int thread) {
+  const paceline_batch& b = batch_;
+  float* const logits = logits_;
+  int32_t* const best = best_;
+  Phases phases(team_);
+  mark(thread, -1);
+  phases.each(b.num_tokens, [&](int token) { embed(token); });
+  mark(thread, kEmbed);
+  for (int layer = 0; layer < c_.num_layers; ++layer) layer_step(phases, thread, layer);
+
+  if (b.num_samples == 0) return;
+  const Activations a = activations(norm_act_, c_.hidden);
+  phases.each(b.num_samples, [&](int i) {
+    const float* x = hidden_.as<float>() + static_cast<size_t>(b.sample_tokens[i]) * c_.hidden;
+    rms_norm(x, final_norm_.data(), c_.norm_eps, c_.hidden, a, i);
+  });
+  const Linear& head = head_.tiles ? head_ : embedding_;
+  product(phases, team_.size(), head, a, b.num_samples, [&](int tile, int row, const float* out) {
+    const size_t n = std::min(kLanes, c_.vocab - tile * kLanes);
+    std::memcpy(logits + static_cast<size_t>(row) * c_.vocab + tile * kLanes, out, n * sizeof *out);
+  });
+  phases.each(b.num_samples, [&](int i) {
+    const float* x = logits + static_cast<size_t>(i) * c_.vocab;
+    best[i] = best_token(x, c_.vocab);
+  });
+  mark(thread, kHead);
+}
+
+void Model::layer_step(Phases& phases, int thread, int index) {
+  const Layer& layer = layers_[index];
+  const int tokens = batch_.num_tokens, threads = team_.size();
+  float* hidden = hidden_.as<float>();
+  const Activations normed = activations(norm_act_, c_.hidden);
+  const Activations attended = activations(attention_act_, c_.num_heads * c_.head_dim);
+  const Activations gated = activations(mlp_act_, c_.intermediate);
+  const auto norm = [&](int which) {
+    phases.each(tokens, [&](int t) {
+      rms_norm(hidden + static_cast<size_t>(t) * c_.hidden, layer.norms[which].data(), c_.norm_eps,
+               c_.hidden, normed, t);
+    });
+    mark(thread, kNorm);
+  };
+  const auto add_to_hidden = [&](int tile, int row, const float* out) {
+    float* x = hidden + static_cast<size_t>(row) * c_.hidden + tile * kLanes;
+    store(x, load(x) + load(out));
+  };
+
+  norm(PACELINE_ATTENTION_NORM);
+  project_qkv(phases, layer, normed, tokens);
+  mark(thread, kQkv);
+  phases.each(tokens, [&](int t) { rope_and_store(layer, index, t); });
+  mark(thread, kRope);
+  phases.each(num_items_, [&](int i) {
+    c_.kv_half ? attend_item<half>(index, thread, items_[i])
+               : attend_item<float>(index, thread, items_[i]);
+  });
+  mark(thread, kAttention);
+  product(phases, threads, layer.linears[PACELINE_O], attended, tokens, add_to_hidden);
+  mark(thread, kOutput);
+  norm(PACELINE_MLP_NORM);
+  gate_and_up(phases, layer, normed, gated, tokens);
+  mark(thread, kMlp);
+  product(phases, threads, layer.linears[PACELINE_DOWN], gated, tokens, add_to_hidden);
+  mark(thread, kDown);
+}
+
+// q, k and v side by side in one phase.
+void Model::project_qkv(Phases& phases, const Layer& layer, const Activations& a, int tokens) {
+  const Linear* parts[] = {&layer.linears[PACELINE_Q], &layer.linears[PACELINE_K],
+                           &layer.linears[PACELINE_V]};
+  const int q_tiles = parts[0]->num_tiles(), k_tiles = parts[1]->num_tiles();
+  const int tiles = q_tiles + 2 * k_tiles;
+  const Cut cut(tokens, tiles, team_.size());
+  phases.each(cut.num_tasks(), [&](int task) {
+    cut.each(task, tiles, [&](int tile, int panel) {
+      const int part = tile < q_tiles ? 0 : tile < q_tiles + k_tiles ? 1 : 2;
+      const int before = part == 0 ? 0 : part == 1 ? q_tiles : q_tiles + k_tiles;
+      alignas(64) float out[kPanel][kLanes];
+      const int n = rows_of(panel, tokens);
+      multiply(*parts[part], tile - before, a, panel, n, out);
+      float* to = qkv_.as<float>() + static_cast<size_t>(panel) * kPanel * qkv_width() + tile * kLanes;
+      for (int r = 0; r < n; ++r) std::memcpy(to + static_cast<size_t>(r) * qkv_width(), out[r], sizeof out[r]);
+    });
+  });
+}
+
+// silu(gate) * up for 32 columns at a time, stored as a block of the next activations.
+void Model::gate_and_up(Phases& phases, const Layer& layer, const Activations& a,
+                        const Activations& gated, int tokens) {
+  const Linear& gate = layer.linears[PACELINE_GATE];
+  const Linear& up = layer.linears[PACELINE_UP];
+  const int units = c_.intermediate / kBlock;
+  const Cut cut(tokens, units, team_.size());
+  phases.each(cut.num_tasks(), [&](int task) {
+    cut.each(task, units, [&](int unit, int panel) {
+      alignas(64) float g[2][kPanel][kLanes], u[2][kPanel][kLanes];
+      const int n = rows_of(panel, tokens);
+      for (int i = 0; i < 2; ++i) {
+        multiply(gate, 2 * unit + i, a, panel, n, g[i]);
+        multiply(up, 2 * unit + i, a, panel, n, u[i]);
+      }
+      for (int r = 0; r < n; ++r) {
+        float y[kBlock];
+        for (int i = 0; i < 2; ++i) store(y + i * kLanes, silu_times(load(g[i][r]), load(u[i][r])));
+        gated.put(panel * kPanel + r, unit, y);
+      }
+    });
+  });
+}
+
+void Model::rope_and_store(const Layer& layer, int index, int token) {
+  const paceline_batch& b = batch_;
+  const int d = c_.head_dim, half_dim = c_.rotary_dim / 2, position = b.positions[token];
+  const float* cos = &rope_cos_[static_cast<size_t>(position) * half_dim];
+  const float* sin = &rope_sin_[static_cast<size_t>(position) * half_dim];
+  float* x = qkv_.as<float>() + static_cast<size_t>(token) * qkv_width();
+  const F16 scale = splat(1.0f / std::sqrt(static_cast<float>(d)));
+  for (int h = 0; h < c_.num_heads; ++h, x += d) {
+    rms_norm_head(x, layer.norms[PACELINE_Q_NORM], c_.norm_eps, d);
+    rotate(x, cos, sin, half_dim);
+    for (int i = 0; i < d; i += kLanes) store(x + i, load(x + i) * scale);
+  }
+  const int row = token_rows_[token];
+  const int block = b.block_tables[static_cast<size_t>(row) * b.table_stride + position / c_.block_size];
+  const int i = position % c_.block_size;
+  for (int h = 0; h < c_.num_kv_heads; ++h, x += d) {
+    rms_norm_head(x, layer.norms[PACELINE_K_NORM], c_.norm_eps, d);
+    rotate(x, cos, sin, half_dim);
+    const float* v = x + c_.num_kv_heads * d;
+    if (c_.kv_half)
+      store_kv(x, v, d, keys<half>(index) + kv_.key_offset(block, h, i),
+               values<half>(index) + kv_.value_offset(block, h, i));
+    else
+      store_kv(x, v, d, keys<float>(index) + kv_.key_offset(block, h, i),
+               values<float>(index) + kv_.value_offset(block, h, i));
+  }
+}
+
+template <class T>
+void Model::attend_item(int index, int thread, const AttentionItem& item) {
+  const paceline_batch& b = batch_;
+  const int group = c_.num_heads / c_.num_kv_heads, d = c_.head_dim;
+  const int window = layers_[index].window;
+  const int max_rows = kQueryTile * group, num_rows = item.count * group;
+  float* memory = scratch_.as<float>() + scratch_floats() * thread;
+  const AttentionScratch scratch(memory, max_rows, d);
+  float* out = memory + AttentionScratch::floats(max_rows, d);
+  QueryRow rows[kQueryTile * kMaxHeadsPerKv];
+  for (int r = 0; r < num_rows; ++r) {
+    const int token = item.token + r / group, head = item.kv_head * group + r % group;
+    const int last = b.positions[token] + 1;
+    const int first = window ? std::max(0, last - window) : 0;
+    rows[r] = {qkv_.as<float>() + static_cast<size_t>(token) * qkv_width() + head * d,
+               out + static_cast<size_t>(r) * d, first, last};
+  }
+  attend(rows, num_rows, keys<T>(index), values<T>(index), kv_, item.kv_head,
+         b.block_tables + static_cast<size_t>(item.row) * b.table_stride, scratch);
+  const Activations attended = activations(attention_act_, c_.num_heads * d);
+  for (int r = 0; r < num_rows; ++r) {
+    const int head = item.kv_head * group + r % group;
+    for (int i = 0; i < d; i += kBlock)
+      attended.put(item.token + r / group, (head * d + i) / kBlock, rows[r].out + i);
+  }
+}
+
+}  // namespace paceline
