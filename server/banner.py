@@ -70,6 +70,12 @@ class LoadProgress:
             self._console.print(f"{loading.stage}{done}", markup=False, highlight=False)
 
 
+def banner_console() -> Console:
+    """stdout; lines of a log file are not wrapped at a terminal's width."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
 def url_of(host: str, port: int) -> str:
     """Where a person on this machine reaches the server."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)

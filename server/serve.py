@@ -23,7 +23,7 @@ from rich.console import Console
 from engine.default_model import resolve_model
 from engine.errors import ModelFileError
 from server.app import create_app
-from server.banner import LoadProgress, print_banner, url_of
+from server.banner import LoadProgress, banner_console, print_banner, url_of
 from server.config import Settings
 from server.core_client import CoreClient
 from server.http_limits import LimitedProtocol
@@ -161,7 +161,7 @@ class ServerLife:
     def _on_ready(self, progress: LoadProgress, info: CoreInfo) -> None:
         progress.close()
         url = url_of(self._config.host, self._listener.getsockname()[1])
-        print_banner(Console(), info, self._config, url)
+        print_banner(banner_console(), info, self._config, url)
         # The next core, if this one dies, is a matter for the log.
         self._client.on_loading = lambda _loading: None
         self._client.on_ready = lambda _info: log.warning("the engine is ready again")

@@ -1,0 +1,207 @@
+"""The `paceline` command as a person meets it: help, one-line errors, the chat."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+
+from server import chat_cli
+from server.__main__ import main
+from server.banner import LoadProgress, print_banner, url_of
+from server.chat_cli import Answer, ChatError, chat, find_model, stream_answer
+from server.config import OPTIONS, ServerConfig
+from server.serve import PortError, bind, model_name
+from server.wire import Loading
+from tests.support.scripted_engine import ScriptedEngine, info_for
+from tests.support.scripted_server import ROOT, running_server
+
+
+def paceline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "server", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_help_tells_every_flag_and_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for option in OPTIONS.values():
+        assert option.name == "model" or option.flag in text
+    for words in ("PACELINE_MAX_RUNNING", "--config", "SIGTERM", "Exit codes", "embedded SmolLM2"):
+        assert words in text
+
+
+def test_the_command_names_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("serve", "chat", "bench"))
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("paceline ")
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    assert "--concurrency" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", ""), (b"GGUF", ""), (b"not a model at all" * 100, ""), (None, "no such file")],
+)
+def test_a_bad_model_file_is_one_line_and_exit_code_2(
+    tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    path = tmp_path / "bad.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    done = paceline("serve", str(path), "--port", "0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("paceline: ")
+    assert done.stderr.count("\n") == 1
+    assert "bad.gguf" in done.stderr
+    assert reason in done.stderr
+
+
+def test_a_wrong_setting_is_one_line_and_exit_code_2() -> None:
+    done = paceline("serve", PACELINE_PORT="eighty")
+    assert done.returncode == 2
+    assert done.stderr == "paceline: PACELINE_PORT: 'eighty' is not a whole number\n"
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with (
+        bind("127.0.0.1", 0) as listener,
+        pytest.raises(PortError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already"),
+    ):
+        bind("127.0.0.1", listener.getsockname()[1])
+    with pytest.raises(PortError, match="nowhere"):
+        bind("nowhere.invalid", 0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "path", "name"),
+    [
+        ("", "/x/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+        ("m.gguf", "m-q4_k_m.gguf", "m"),
+        ("m.gguf", "llama-3.1-8b.gguf", "llama-3.1-8b"),
+        ("Qwen/Qwen3-0.6B", "/cache/snapshots/abc123", "Qwen/Qwen3-0.6B"),
+    ],
+)
+def test_the_name_of_a_model_is_what_a_person_would_call_it(
+    typed: str, path: str, name: str
+) -> None:
+    assert model_name(typed, Path(path)) == name
+
+
+def test_the_name_of_a_directory_is_its_own(tmp_path: Path) -> None:
+    assert model_name(str(tmp_path), tmp_path) == tmp_path.name
+
+
+# --- what is printed ------------------------------------------------------------------------------
+
+
+def test_the_banner_has_all_a_person_needs_to_begin() -> None:
+    out = io.StringIO()
+    config = ServerConfig(max_output_tokens=77)
+    print_banner(Console(file=out, width=200), info_for(ScriptedEngine()), config, "http://h:1")
+    text = out.getvalue()
+    for words in ("scripted", "http://h:1", "4096 tokens", "2048", "77 out", "curl http://h:1/v1"):
+        assert words in text
+    assert "anyone" in text
+    out.truncate(0)
+    config = ServerConfig(api_keys=("secret",))
+    print_banner(Console(file=out, width=200), info_for(ScriptedEngine()), config, "http://h:1")
+    assert "secret" not in out.getvalue()
+    assert "Authorization" in out.getvalue()
+
+
+def test_progress_without_a_terminal_is_a_few_plain_lines() -> None:
+    out = io.StringIO()
+    with LoadProgress(Console(file=out, width=80)) as show:
+        for done in range(101):
+            show(Loading("loading weights", done, 100))
+        show(Loading("warming up"))
+    assert out.getvalue().splitlines() == [
+        *(f"loading weights {percent} %" for percent in (0, 25, 50, 75, 100)),
+        "warming up",
+    ]
+
+
+def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
+    out = io.StringIO()
+    with LoadProgress(Console(file=out, force_terminal=True, width=80)) as show:
+        show(Loading("loading weights", 50, 100))
+        show(Loading("warming up"))
+    assert "warming up" in out.getvalue()
+    assert "\n\n" not in out.getvalue()
+
+
+def test_the_url_is_one_that_works_from_here() -> None:
+    assert url_of("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert url_of("::", 80) == "http://[::1]:80"
+    assert url_of("::1", 80) == "http://[::1]:80"
+    assert url_of("example.org", 80) == "http://example.org:80"
+
+
+# --- chat -----------------------------------------------------------------------------------------
+
+
+def test_chat_without_a_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert chat(url, api_key="", max_tokens=None) == 1
+    assert "paceline serve" in capsys.readouterr().out
+
+
+def test_chat_streams_measures_and_remembers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_server("ready", "--api-key", "k") as (_, client):
+        url = str(client.base_url)
+        with httpx.Client(base_url=url) as stranger, pytest.raises(ChatError, match="401"):
+            find_model(stranger)
+        with httpx.Client(base_url=url, headers={"authorization": "Bearer k"}) as known:
+            answer = Answer()
+            pieces: list[str] = []
+            messages = [{"role": "user", "content": "hi"}]
+            body = {"model": find_model(known), "messages": messages, "max_tokens": 30}
+            stream_answer(known, body, answer, pieces.append)
+            assert "".join(pieces) == answer.text != ""
+            assert answer.num_tokens == 30
+            assert 0 < answer.first_seconds < answer.total_seconds
+            assert "30 tokens, first after" in answer.summary()
+            assert "tokens/s" in answer.summary()
+            with pytest.raises(ChatError, match="400"):
+                stream_answer(known, {**body, "max_tokens": -1}, Answer(), pieces.append)
+
+        asked: list[int] = []
+
+        def remember(
+            client: httpx.Client, body: dict[str, object], answer: Answer, write: object
+        ) -> None:
+            assert isinstance(body["messages"], list)
+            asked.append(len(body["messages"]))
+            stream_answer(client, body, answer, write)  # type: ignore[arg-type]
+
+        lines = iter(["one", "", "two", "/new", "three", "/quit"])
+        monkeypatch.setattr(chat_cli, "stream_answer", remember)
+        monkeypatch.setattr("builtins.input", lambda *_: next(lines))
+        assert chat(url, api_key="k", max_tokens=5) == 0
+        assert asked == [1, 3, 1]
+        assert capsys.readouterr().out.count("5 tokens, first after") == 3
