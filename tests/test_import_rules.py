@@ -21,6 +21,8 @@ ALLOWED = {
     "planner": {"planner", "scheduler", "engine.simulated"},
     "bench": {"bench"},
 }
+# `paceline bench` hands its arguments over: the command is the door of every package.
+COMMAND = {("server/__main__.py", "bench.__main__")}
 # Modules of engine that build or run models; in server only core_process may import them.
 ENGINE_WITHOUT_TORCH = {
     "engine.gguf_file",
@@ -62,7 +64,9 @@ def test_package_imports_only_what_the_house_allows(package: str) -> None:
         f"{path.relative_to(ROOT)} imports {module}"
         for path in sources(package)
         for module, _ in imports(path)
-        if module.split(".")[0] in HOUSE and not within(module, ALLOWED[package])
+        if module.split(".")[0] in HOUSE
+        and not within(module, ALLOWED[package])
+        and (str(path.relative_to(ROOT)), module) not in COMMAND
     ]
     assert not wrong
 
