@@ -22,12 +22,13 @@ class CollectedChoice:
     """All deltas of one choice, for an answer in one piece."""
 
     texts: list[str] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta, rows: list[Any]) -> None:
+        """`rows` are the format's own for the entries of this delta."""
         self.texts.append(delta.text)
-        self.entries += delta.entries
+        self.rows += rows
         self.finish_reason = delta.finish_reason
 
     @property
@@ -43,6 +44,10 @@ class AnswerFormat(Protocol):
         ...
 
     def events(self, index: int, delta: Delta, usage: Json | None) -> list[str]: ...
+
+    def rows(self, entries: list[Entry]) -> list[Any]:
+        """Entries as the body will hold them, made one delta at a time: many are slow to write."""
+        ...
 
     def closing(self, usage: Json | None, timings: Json | None) -> str:
         """The event after all choices, if either is wanted."""

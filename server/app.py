@@ -78,7 +78,7 @@ def create_app(
     _add_inference(app, "/v1/chat/completions", InferenceApp(services, CHAT))
     _add_inference(app, "/v1/completions", InferenceApp(services, COMPLETIONS))
     _handle_errors(app, metrics)
-    _wrap(app, config)
+    _wrap(app, config, metrics)
     return app
 
 
@@ -86,10 +86,15 @@ def _add_inference(app: FastAPI, path: str, endpoint: InferenceApp[Any]) -> None
     app.router.routes.append(Route(path, endpoint, methods=["POST"]))
 
 
-def _wrap(app: FastAPI, config: ServerConfig) -> None:
+def _wrap(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
     """The last one added is the outermost. A preflight is answered before keys are asked for."""
     open_paths = OPEN_PATHS | ({"/metrics"} if config.open_metrics else set())
-    app.add_middleware(AuthMiddleware, keys=ApiKeys(config.api_keys), open_paths=open_paths)
+    app.add_middleware(
+        AuthMiddleware,
+        keys=ApiKeys(config.api_keys),
+        open_paths=open_paths,
+        count_error=metrics.count_error,
+    )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -98,13 +103,13 @@ def _wrap(app: FastAPI, config: ServerConfig) -> None:
             allow_headers=["*"],
             expose_headers=[REQUEST_ID.decode(), "retry-after"],
         )
-    app.add_middleware(ContextMiddleware)
+    app.add_middleware(ContextMiddleware, count_error=metrics.count_error)
 
 
 def _handle_errors(app: FastAPI, metrics: Metrics) -> None:
     async def answer(_request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        metrics.refused.labels(error.code or error.type).inc()
+        metrics.count_error(error)
         return error_response(error)
 
     async def translate(request: Request, error: Exception) -> Response:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import Unauthorized, error_response
+from server.errors import ApiError, Unauthorized, error_response
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,64}):(.+)")
@@ -51,10 +51,18 @@ def _digest(key: bytes) -> bytes:
 class AuthMiddleware:
     """401 for whatever has no valid key, unknown paths included; open paths match exactly."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: frozenset[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: ApiKeys,
+        open_paths: frozenset[str],
+        count_error: Callable[[ApiError], None],
+    ) -> None:
         self._app = app
         self._keys = keys
         self._open_paths = open_paths
+        self._count_error = count_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys:
@@ -68,6 +76,7 @@ class AuthMiddleware:
                 "A valid API key is needed: Authorization: Bearer KEY, or x-api-key.",
                 headers={"www-authenticate": "Bearer"},
             )
+            self._count_error(refusal)
             await error_response(refusal)(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from server.answers import CollectedChoice, EventWriter, Heading, Json
 from server.chat_template import TemplateError
 from server.choice import Delta
@@ -107,6 +109,9 @@ class ChatFormat:
             made.append(self._writer.choice(f'{end}"{delta.finish_reason.value}"}}', usage))
         return made
 
+    def rows(self, entries: list[Entry]) -> list[Any]:
+        return [msgspec.Raw(msgspec.json.encode(row)) for row in chat_content(entries, self._names)]
+
     def closing(self, usage: Json | None, timings: Json | None) -> str:
         return self._writer.closing(usage, timings)
 
@@ -121,7 +126,7 @@ class ChatFormat:
     def _choice(self, index: int, choice: CollectedChoice) -> Json:
         logprobs = None
         if self._logprobs:
-            logprobs = {"content": chat_content(choice.entries, self._names), "refusal": None}
+            logprobs = {"content": choice.rows, "refusal": None}
         return {
             "index": index,
             "message": {"role": "assistant", "content": choice.text, "refusal": None},

@@ -11,7 +11,7 @@ from server.answers import CollectedChoice, EventWriter, Heading, Json
 from server.choice import Delta, Echo
 from server.errors import InvalidRequest
 from server.generation import PromptGroup
-from server.logprobs import Entry, TokenNames, completion_columns
+from server.logprobs import Entry, TokenNames, completion_columns, completion_rows
 from server.prepare import LogprobsWish, ServedModel, check_length, make_group
 from server.requests import RequestOrigin, check_tokens
 from server.schemas import CompletionRequest
@@ -169,6 +169,9 @@ class CompletionFormat:
             made.append(self._writer.choice(f'{end}"{delta.finish_reason.value}"}}', usage))
         return made
 
+    def rows(self, entries: list[Entry]) -> list[Any]:
+        return completion_rows(entries, self._names)
+
     def closing(self, usage: Json | None, timings: Json | None) -> str:
         return self._writer.closing(usage, timings)
 
@@ -184,9 +187,9 @@ class CompletionFormat:
         return {
             "index": index,
             "text": choice.text,
-            "logprobs": completion_columns(choice.entries, self._names) if self._logprobs else None,
+            "logprobs": completion_columns(choice.rows) if self._logprobs else None,
             "finish_reason": choice.finish_reason,
         }
 
     def _logprobs_of(self, entries: list[Entry]) -> str:
-        return to_json(completion_columns(entries, self._names)) if entries else "null"
+        return to_json(completion_columns(self.rows(entries))) if entries else "null"

@@ -199,7 +199,7 @@ class OneAnswer(Generic[FieldsT]):
         choices = [CollectedChoice() for _ in range(num_choices)]
 
         async def collect(index: int, delta: Delta) -> None:
-            choices[index].add(delta)
+            choices[index].add(delta, form.rows(delta.entries))
 
         await generation.run(collect)
         body = msgspec.json.encode(form.body(choices, generation.usage(), self._timings()))

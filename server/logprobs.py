@@ -66,29 +66,30 @@ def _named(token_id: int, logprob: float, names: TokenNames) -> dict[str, Any]:
     return {"token": text, "logprob": finite(logprob), "bytes": data}
 
 
-def completion_columns(entries: Sequence[Entry], names: TokenNames) -> dict[str, list[Any]]:
-    """`logprobs` of a completion choice: four columns, one row a token.
+def completion_rows(entries: Sequence[Entry], names: TokenNames) -> list[tuple[Any, ...]]:
+    """Of each token: text, value, alternatives, offset.
 
-    `top_logprobs` maps text to value, the sampled token included; of several tokens with the same
+    The alternatives map text to value, the sampled token included; of several tokens with the same
     text the most probable one stays.
     """
-    columns: dict[str, list[Any]] = {
-        "tokens": [],
-        "token_logprobs": [],
-        "top_logprobs": [],
-        "text_offset": [],
-    }
+    rows: list[tuple[Any, ...]] = []
     for entry in entries:
-        columns["tokens"].append(names(entry.token_id)[0])
-        columns["text_offset"].append(entry.offset)
+        text = names(entry.token_id)[0]
         if entry.logprobs is None:
-            columns["token_logprobs"].append(None)
-            columns["top_logprobs"].append(None)
+            rows.append((text, None, None, entry.offset))
             continue
+        value = entry.logprobs.logprob
         top: dict[str, float] = {}
-        for token_id, logprob in (*entry.logprobs.top, (entry.token_id, entry.logprobs.logprob)):
-            text = names(token_id)[0]
-            top[text] = max(finite(logprob), top.get(text, MASKED))
-        columns["token_logprobs"].append(finite(entry.logprobs.logprob))
-        columns["top_logprobs"].append(top)
-    return columns
+        for token_id, logprob in (*entry.logprobs.top, (entry.token_id, value)):
+            name = names(token_id)[0]
+            top[name] = max(finite(logprob), top.get(name, MASKED))
+        rows.append((text, finite(value), top, entry.offset))
+    return rows
+
+
+COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
+def completion_columns(rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """`logprobs` of a completion choice: four columns, one row a token."""
+    return {name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)}

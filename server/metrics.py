@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from scheduler.types import StepStats
+from server.errors import ApiError
 from server.timings import TTFT_PARTS, Timings
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -171,6 +172,10 @@ class Metrics:
         self.plan.observe(stats.plan_seconds)
         self.step_tokens["prefill"].inc(prefill)
         self.step_tokens["decode"].inc(decode)
+
+    def count_error(self, error: ApiError) -> None:
+        """An HTTP request that got an error instead of an answer. Codes are ours, so few."""
+        self.refused.labels(error.code or error.type).inc()
 
     def observe_first_text(self, timings: Timings) -> None:
         """Once a request, when its first text has been written."""

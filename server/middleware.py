@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,8 +34,9 @@ class RequestContext:
 class ContextMiddleware:
     """Puts RequestContext into the scope and `x-request-id` on every response."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, count_error: Callable[[ApiError], None]) -> None:
         self._app = app
+        self._count_error = count_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,6 +61,7 @@ class ContextMiddleware:
             if started:
                 raise
             failure = ApiError("The server failed to answer this request.", code="internal_error")
+            self._count_error(failure)
             await error_response(failure)(scope, receive, send_with_id)
 
 

@@ -105,6 +105,9 @@ class Message(Strict):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    # Dropping these would drop what was said.
+    function_call: None = None
+    audio: None = None
 
 
 class ChatRequest(GenerationFields):

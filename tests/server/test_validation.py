@@ -361,6 +361,8 @@ async def test_bad_messages_are_refused_by_index() -> None:
             {"role": "user", "content": [{"type": "text"}]},
             {"role": "user", "content": ["x"]},
             {"content": "x"},
+            {"role": "assistant", "content": "x", "function_call": {"name": "f"}},
+            {"role": "assistant", "audio": {"id": "a"}},
             None,
         ):
             body = json.dumps({"messages": [*USER, message]}).encode()
