@@ -29,8 +29,8 @@ def _check_pool(scheduler: Scheduler) -> None:
     """Invariant 1: free + cached + referenced = all; refs count tables."""
     pool = scheduler.batch.pool
     tables = Counter(b for s in scheduler.batch.running for b in s.block_ids)
-    free = pool.free_blocks()
-    assert len(set(free)) == len(free), "a block is free once"
+    free = set(pool.free_blocks())
+    assert len(pool.free_blocks()) == len(free), "a block is free once"
     for block in range(pool.num_blocks):
         assert pool.refs[block] == tables[block], f"block {block}: refs are tables"
         states = (block in free, pool.is_cached(block), tables[block] > 0)

@@ -111,7 +111,7 @@ BUGS = (
         "pass",
     ),
     Bug("ignore the namespace", KeyChain, "extend", "_ROOT + namespace", "_ROOT"),
-    Bug("ignore what came before", KeyChain, "extend", "_BLOCK + parent +", "_BLOCK +"),
+    Bug("ignore what came before", KeyChain, "extend", "parent = digest", "pass"),
     Bug(
         "skip the last token of a full hit",
         EntryFinder,
