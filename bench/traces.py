@@ -25,13 +25,27 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request. Blocks with equal keys stand for equal tokens."""
+    """One request. block_runs: (first id, count) of its blocks, ids unique in their block_space."""
 
     arrival_seconds: float | None
     input_tokens: int
     output_tokens: int
     session: str = ""
-    block_keys: tuple[str, ...] = ()
+    block_space: str = ""
+    block_runs: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(count for _, count in self.block_runs)
+
+    @property
+    def block_keys(self) -> tuple[str, ...]:
+        """Blocks with equal keys stand for equal tokens."""
+        return tuple(
+            f"{self.block_space}/{block}"
+            for first, count in self.block_runs
+            for block in range(first, first + count)
+        )
 
 
 def read_trace(path: Path) -> list[TraceRow]:
@@ -55,14 +69,13 @@ def block_tokens(rows: Sequence[TraceRow]) -> int:
 
     Where none fits every row (a last partial block may be left out), the one that fits most.
     """
-    with_blocks = [row for row in rows if row.block_keys]
+    with_blocks = [row for row in rows if row.block_runs]
     if not with_blocks:
         return 0
 
     def misfits(size: int) -> int:
         return sum(
-            len(row.block_keys)
-            not in (row.input_tokens // size, math.ceil(row.input_tokens / size))
+            row.num_blocks not in (row.input_tokens // size, math.ceil(row.input_tokens / size))
             for row in with_blocks
         )
 
@@ -94,7 +107,8 @@ def _row(fields: dict[str, Any], where: str) -> TraceRow:
             input_tokens=int(fields["input_tokens"]),
             output_tokens=int(fields["output_tokens"]),
             session="" if session is None else str(session),
-            block_keys=_block_keys(fields, session),
+            block_space=str(session) if "hash_runs" in fields else "",
+            block_runs=_block_runs(fields),
         )
     except (KeyError, TypeError, ValueError) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else str(error)
@@ -106,10 +120,10 @@ def _row(fields: dict[str, Any], where: str) -> TraceRow:
     return row
 
 
-def _block_keys(fields: dict[str, Any], session: Any) -> tuple[str, ...]:
-    if "hash_runs" in fields:
-        runs = fields["hash_runs"]
-        return tuple(
-            f"{session}/{block}" for first, count in runs for block in range(first, first + count)
-        )
-    return tuple(str(block) for block in fields.get("hash_ids", ()))
+def _block_runs(fields: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    if "hash_runs" not in fields:
+        return tuple((int(block), 1) for block in fields.get("hash_ids", ()))
+    runs = tuple((int(first), int(count)) for first, count in fields["hash_runs"])
+    if sum(count for _, count in runs) > int(fields["input_tokens"]) + 1:
+        raise ValueError("hash_runs name more blocks than input_tokens has tokens")
+    return runs

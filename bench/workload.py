@@ -97,7 +97,7 @@ def _trace_jobs(level: Level, target: Target, prompts: Prompts, key: str) -> lis
     jobs = []
     for index, row in enumerate(rows):
         num_input, num_output = level.shape.clipped(row)
-        if row.block_keys:
+        if row.block_runs:
             prompt = prompts.prompt_of_blocks(row.block_keys, block_tokens=size, tokens=num_input)
         else:
             prompt = prompts.prompt(f"{key}:{index}", num_input)

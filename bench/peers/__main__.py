@@ -2,7 +2,8 @@
 
 It owns the order of the comparison. Each repetition starts every server in turn (the order
 rotates), alone on the machine, runs the loads and ends it. Variants of one rival that were more
-than 10 % behind its best one in the first repetition are not repeated. Results are written after every cell.
+than 10 % behind its best one in the first repetition are not repeated. Results are
+written after every cell.
 """
 
 from __future__ import annotations

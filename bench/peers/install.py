@@ -2,7 +2,8 @@
 
 `python -m bench.peers.install [NAME...] [--gguf FILE]`. It owns what is installed, the requantised
 variants of the GGUF and the Hugging Face folder. A rival that fails, or takes longer than its
-limit, is left out with the reason in .venv-peers/<name>.txt; the others go on. A second call is quick.
+limit, is left out with the reason in .venv-peers/<name>.txt; the others go on. A second
+call is quick.
 """
 
 from __future__ import annotations
@@ -108,9 +109,9 @@ def install_transformers(folder: Path, steps: Steps) -> None:
 
 
 def install_vllm(folder: Path, steps: Steps) -> None:
-    """Without torchvision and torchaudio: their builds need a CUDA torch, and text needs neither."""
+    """Without the vision and audio parts: their builds need a CUDA torch, text needs none."""
     pip = _environment(folder, steps, VLLM)
-    steps.run(pip, "uninstall", "--yes", "torchvision", "torchaudio")
+    steps.run(pip, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
 
 
 INSTALLERS: dict[str, Callable[[Path, Steps], None]] = {
