@@ -14,7 +14,7 @@ from engine.gguf_file import GGMLType, GGUFFile
 from engine.model_config import (
     GGUF_ARCHITECTURES,
     MAX_LAYERS,
-    Architecture,
+    MAX_POSITIONS,
     Fields,
     ModelConfig,
     RopeConfig,
@@ -46,7 +46,7 @@ def from_gguf(file: GGUFFile) -> ModelConfig:
     window = None
     if fields.has(f"{name}.attention.sliding_window"):
         window = fields.integer(f"{name}.attention.sliding_window")
-    positions = fields.integer(f"{name}.context_length")
+    positions = fields.integer(f"{name}.context_length", limit=MAX_POSITIONS)
     config = ModelConfig(
         architecture=name,
         vocab_size=_vocab_size(file, fields, name),
@@ -61,7 +61,9 @@ def from_gguf(file: GGUFFile) -> ModelConfig:
         max_position_embeddings=positions,
         layer_windows=(window,) * num_layers,
         tie_word_embeddings="output.weight" not in file.tensors,
-        **_biases(file, architecture),
+        qkv_bias=_has_bias(file, "attn_q", architecture.qkv_bias),
+        output_bias=_has_bias(file, "attn_output", architecture.output_bias),
+        mlp_bias=_has_bias(file, "ffn_up", None if architecture.mlp_bias else False),
         qk_norm=architecture.qk_norm,
         eos_token_ids=tuple(
             sorted({token for key in _EOS_KEYS if (token := fields.token_id(key)) is not None})
@@ -72,15 +74,8 @@ def from_gguf(file: GGUFFile) -> ModelConfig:
     return checked(config, str(file.path))
 
 
-def _biases(file: GGUFFile, architecture: Architecture) -> dict[str, bool]:
-    def present(tensor: str, fixed: bool | None) -> bool:
-        return f"blk.0.{tensor}.bias" in file.tensors if fixed is None else fixed
-
-    return {
-        "qkv_bias": present("attn_q", architecture.qkv_bias),
-        "output_bias": present("attn_output", architecture.output_bias),
-        "mlp_bias": present("ffn_up", None if architecture.mlp_bias else False),
-    }
+def _has_bias(file: GGUFFile, tensor: str, fixed: bool | None) -> bool:
+    return f"blk.0.{tensor}.bias" in file.tensors if fixed is None else fixed
 
 
 def _refuse_unsupported(fields: Fields, name: str) -> None:

@@ -15,6 +15,7 @@ from engine.model_config import (
     HUGGINGFACE_ARCHITECTURES,
     HUGGINGFACE_MODEL_TYPES,
     MAX_LAYERS,
+    MAX_POSITIONS,
     ROPE_TYPES,
     Architecture,
     Fields,
@@ -27,6 +28,7 @@ from engine.model_config import (
 MAX_JSON_BYTES = 1 << 25
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _DEFAULT_MISTRAL_WINDOW = 4096
+_DEFAULT_QWEN_FULL_LAYERS = 28
 
 
 def from_huggingface(directory: Path) -> ModelConfig:
@@ -43,7 +45,7 @@ def from_huggingface(directory: Path) -> ModelConfig:
     num_layers = fields.integer("num_hidden_layers", limit=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
     hidden_size = fields.integer("hidden_size")
-    positions = fields.integer("max_position_embeddings")
+    positions = fields.integer("max_position_embeddings", limit=MAX_POSITIONS)
     attention_bias = architecture.qkv_bias is None and fields.flag("attention_bias", False)
     config = ModelConfig(
         architecture=architecture.name,
@@ -108,6 +110,8 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise fields.error(f"hidden_act {activation!r:.60} is not supported (silu is)")
     if fields.has("quantization_config"):
         raise fields.error("quantization_config: quantised safetensors are not supported")
+    if fields.flag("rope_interleaved", False):
+        raise fields.error("rope_interleaved is not supported")
     if fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.error("partial_rotary_factor is not supported")
 
@@ -135,9 +139,10 @@ def _layer_windows(
         if not fields.flag("use_sliding_window", False) or not fields.has("sliding_window"):
             return nowhere
         window = fields.integer("sliding_window")
-        first = fields.values.get("max_window_layers")
-        if type(first) is not int or first < 0:
-            first = 28  # the default of both Qwen families
+        given = fields.values.get("max_window_layers", _DEFAULT_QWEN_FULL_LAYERS)
+        if type(given) is not int or given < 0:
+            raise fields.error(f"max_window_layers is {given!r:.60}, not a number of layers")
+        first = given
     kinds = fields.values.get("layer_types")
     if kinds is None:
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
@@ -215,8 +220,10 @@ def _eos_token_ids(fields: Fields) -> set[int]:
 
 
 def _generation_defaults(generation: Fields) -> tuple[tuple[str, float], ...]:
-    """Sampling fields as the model's makers advise; they mean nothing where do_sample is false."""
-    defaults = []
+    """Sampling fields as the model's makers advise; none where they advise greedy decoding."""
+    defaults: list[tuple[str, float]] = []
+    if generation.values.get("do_sample") is False:
+        return ()
     for name in _SAMPLING_FIELDS:
         value = generation.values.get(name)
         if value is None:

@@ -51,6 +51,7 @@ GGUF_ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": QWEN3,
 }
 MAX_LAYERS = 4096
+MAX_POSITIONS = 1 << 22  # the rotary tables of a head of 128 take 512 bytes a position
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -183,6 +184,11 @@ def checked(config: ModelConfig, source: str) -> ModelConfig:
         )
     if config.head_dim % 2 or config.head_dim < 4:
         raise ModelFileError(f"{source}: head_dim is {config.head_dim}, not even and at least 4")
+    if config.context_length > MAX_POSITIONS:
+        raise ModelFileError(
+            f"{source}: a context of {config.context_length} positions "
+            f"(at most {MAX_POSITIONS} are supported)"
+        )
     if config.rope.theta <= 1:
         raise ModelFileError(f"{source}: the rope base is {config.rope.theta}, not above 1")
     for token in (*config.eos_token_ids, config.bos_token_id):

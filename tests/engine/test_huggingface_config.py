@@ -1,4 +1,4 @@
-"""Configs of both formats: what they become, and that faults are one line naming the field."""
+"""Hugging Face configs: what they become, and that faults are one line naming the field."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 
 from engine.errors import ModelFileError
-from engine.gguf_config import from_gguf
-from engine.gguf_file import open_gguf
 from engine.huggingface_config import from_huggingface
 from engine.model_config import ModelConfig
-from tests.support.models import FAMILIES, tiny_config, tiny_model, write_gguf
+from tests.support.models import FAMILIES, tiny_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -192,6 +189,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
         "layer type",
     ),
+    "interleaved rotation": ({"rope_interleaved": True}, "rope_interleaved"),
+    "positions beyond reason": ({"max_position_embeddings": 1 << 30}, "max_position_embeddings"),
+    "yarn beyond reason": ({"rope_scaling": {"type": "yarn", "factor": 1e9}}, "positions"),
+    "window layers as text": (
+        {
+            "architectures": ["Qwen3ForCausalLM"],
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": "all",
+        },
+        "max_window_layers is 'all'",
+    ),
     "rope base one": ({"rope_theta": 1.0}, "rope base"),
     "layer types of another length": (
         {
@@ -243,71 +252,155 @@ def test_wrong_generation_config_names_its_file(generation: Any, tmp_path: Path)
         read(tmp_path, generation)
 
 
-# --- GGUF --------------------------------------------------------------------------------------
+def test_greedy_advice_leaves_no_sampling_defaults(tmp_path: Path) -> None:
+    config = read(tmp_path, {"do_sample": False, "temperature": 0.6, "eos_token_id": 3})
+    assert config.generation_defaults == ()
+    assert config.eos_token_ids == (3,)
 
 
-def read_gguf(path: Path, *describe: Any, family: str = "llama") -> ModelConfig:
-    write_gguf(tiny_model(family), path, describe=lambda w: [step(w) for step in describe])
-    return from_gguf(open_gguf(path))
-
-
-def test_gguf_stop_tokens_are_united(tmp_path: Path) -> None:
-    """B146"""
-    config = read_gguf(
-        tmp_path / "a.gguf", lambda w: w.add_uint32("tokenizer.ggml.eot_token_id", 9)
-    )
-    assert config.eos_token_ids == (2, 9)
-
-
-def test_gguf_sizes_equal_those_of_the_model(tmp_path: Path) -> None:
-    config = read_gguf(tmp_path / "a.gguf", family="qwen3")
-    assert (config.architecture, config.qk_norm, config.head_dim) == ("qwen3", True, 32)
-    assert (config.vocab_size, config.num_layers, config.num_kv_heads) == (160, 2, 2)
-
-
-GGUF_REFUSED: dict[str, tuple[Any, str]] = {
-    "scaling": (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "longrope"),
-    "scaling without factor": (
-        lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
-        "rope.scaling.factor is missing",
+# As published, without the fields that say nothing about structure.
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "SmolLM2": (
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_act": "silu",
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "is_llama_config": True,
+            "max_position_embeddings": 8192,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": 9,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 3,
+            "rms_norm_eps": 1e-05,
+            "rope_interleaved": False,
+            "rope_scaling": None,
+            "rope_theta": 100000,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 49152,
+        },
+        {"head_dim": 64, "num_kv_heads": 3, "tie_word_embeddings": True, "eos_token_ids": (2,)},
     ),
-    "sharded": (lambda w: w.add_uint16("split.count", 3), "shards"),
-    "experts": (lambda w: w.add_expert_count(8), "mixture-of-experts"),
-    "vocab size": (lambda w: w.add_vocab_size(161), "llama.vocab_size"),
-    "longer tokenizer (B148)": (
-        lambda w: w.add_token_list([str(i) for i in range(161)]),
-        "161 tokens",
+    "Llama 2": (
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "eos_token_id": 2,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "max_position_embeddings": 4096,
+            "model_type": "llama",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": None,
+            "torch_dtype": "float16",
+            "vocab_size": 32000,
+        },
+        {"num_kv_heads": 32, "head_dim": 128, "checkpoint_dtype": "float16"},
     ),
-    "key and value lengths": (lambda w: w.add_value_length(8), "value_length"),
-    "partial rotation": (lambda w: w.add_rope_dimension_count(8), "rope.dimension_count"),
-    "eos beyond the vocabulary": (
-        lambda w: w.add_uint32("tokenizer.ggml.eot_token_id", 160),
-        "special token 160",
+    "Llama 3.2": (
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "bos_token_id": 128000,
+            "eos_token_id": [128001, 128008, 128009],
+            "head_dim": 64,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "model_type": "llama",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 32.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": 128256,
+        },
+        {"eos_token_ids": (128001, 128008, 128009), "context_length": 131072},
     ),
-    "eos as text": (
-        lambda w: w.add_string("tokenizer.ggml.eot_token_id", "x"),
-        "eot_token_id is 'x'",
+    "Mistral 0.3": (
+        {
+            "architectures": ["MistralForCausalLM"],
+            "eos_token_id": 2,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 32768,
+            "model_type": "mistral",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "vocab_size": 32768,
+        },
+        {"sliding_window": None, "layer_windows": (None,) * 32},
+    ),
+    "Qwen 2.5": (
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "eos_token_id": 151645,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "max_position_embeddings": 32768,
+            "max_window_layers": 21,
+            "model_type": "qwen2",
+            "num_attention_heads": 14,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0,
+            "sliding_window": 32768,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+        {"qkv_bias": True, "output_bias": False, "sliding_window": None, "head_dim": 64},
+    ),
+    "Qwen 3": (
+        {
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "eos_token_id": 151645,
+            "head_dim": 128,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 28,
+            "model_type": "qwen3",
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+        {"qk_norm": True, "qkv_bias": False, "head_dim": 128},
     ),
 }
 
 
-@pytest.mark.parametrize("case", GGUF_REFUSED)
-def test_unknown_or_wrong_gguf_metadata_is_one_line(case: str, tmp_path: Path) -> None:
-    """B142 B148"""
-    describe, reason = GGUF_REFUSED[case]
-    model = tiny_model("llama", head_dim=None)
-    del model.config.head_dim
-    write_gguf(model, tmp_path / "a.gguf", describe=describe)
-    with pytest.raises(ModelFileError) as caught:
-        from_gguf(open_gguf(tmp_path / "a.gguf"))
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_gguf_of_an_unknown_architecture_is_one_line(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "mamba")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with pytest.raises(ModelFileError, match="unknown architecture 'mamba'"):
-        from_gguf(open_gguf(tmp_path / "a.gguf"))
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_published_configs_are_read(model: str, tmp_path: Path) -> None:
+    values, expected = PUBLISHED[model]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = from_huggingface(tmp_path)
+    assert {name: getattr(config, name) for name in expected} == expected
