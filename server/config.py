@@ -302,6 +302,10 @@ def _read_file(path: str) -> dict[str, Any]:
 _SERVICE_LINK = re.compile(r"PACELINE(_\w+)?_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP)\w*)?)")
 
 
+# Read by engine/kernels/cpu/library.py, for tests of an instruction set.
+_ELSEWHERE = ("PACELINE_CPU_TIER",)
+
+
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     variables = {option.variable: option for option in OPTIONS.values()}
     found: dict[str, Any] = {}
@@ -311,6 +315,8 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if _SERVICE_LINK.fullmatch(variable) and (
             variable not in variables or value.startswith(("tcp://", "udp://"))
         ):
+            continue
+        if variable in _ELSEWHERE:
             continue
         if variable not in variables:
             raise ConfigError(f"{variable}: there is no such setting")

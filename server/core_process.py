@@ -28,7 +28,7 @@ from engine.errors import ModelFileError
 from scheduler.loop import Engine, EngineFailed, ServingLoop
 from scheduler.policy import POLICIES, Policy, max_total_tokens
 from scheduler.scheduler import Scheduler, SchedulerLimits
-from scheduler.types import KVCapacity, Request, SamplingParams, Submit
+from scheduler.types import KVCapacity
 from server.config import EngineConfig
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
 from server.wire import CoreInfo, Failed, FailureKind, Loading, Ready, Start
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.model_config import ModelConfig
+    from engine.torch_engine import TorchEngine
 
 log = logging.getLogger("paceline.core")
 
@@ -161,63 +162,143 @@ def build_core(start: Start, report: Report) -> Core:
     """The core of a real model, warm. Raises ModelFileError for what a person can put right."""
     import torch
 
-    from engine.loading import load_model
-    from engine.torch_engine import TorchEngine
+    from engine.loading import load_config
 
     begin = time.monotonic()
     config, limits = start.config, start.limits
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    report("reading the model", 0, 0)
     device = _choose_device(config.device)
-    dtype = _choose_dtype(config, device)
-    model = load_model(
+    model = load_config(Path(config.model))
+    kernels = _choose_kernels(config, device, model)
+    built = (_build_native if kernels == "native" else _build_torch)(start, model, device, report)
+    engine, capacity = built.engine, built.engine.capacity
+    report("warming up", 0, 0)
+    # A GPU must meet its worst step before clients do; a CPU only has to load its libraries.
+    engine.warm_up(max_step_tokens=limits.max_step_tokens if device.type == "cuda" else 8)
+    # What is loaded stays: the collector need not walk it again and again.
+    gc.collect()
+    gc.freeze()
+    info = CoreInfo(
+        model_name=config.served_model_name,
+        max_model_len=max_total_tokens(capacity),
+        context_length=model.context_length,
+        vocab_size=model.vocab_size,
+        eos_token_ids=tuple(sorted({*model.eos_token_ids, *start.eos_token_ids})),
+        capacity=capacity,
+        limits=limits,
+        dtype=built.weights,
+        device=_device_name(device, built.num_threads),
+        kernels=kernels,
+        notes=built.notes,
+        load_seconds=time.monotonic() - begin,
+    )
+    return Core(
+        engine=engine,
+        limits=replace(limits, watermark_blocks=capacity.num_blocks // 100),
+        policy=POLICIES[config.policy](),
+        info=info,
+        depth=config.depth,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine that is not warm yet, the form of its weights and lines for people."""
+
+    engine: TorchEngine
+    weights: str
+    notes: tuple[str, ...]
+    num_threads: int
+
+
+def _choose_kernels(config: EngineConfig, device: torch.device, model: ModelConfig) -> str:
+    """native where it can be and nothing else was asked for. Raises ModelFileError."""
+    from engine.native_cpu import refusal
+
+    if config.cpu_kernels == "reference" or device.type != "cpu":
+        return "torch"
+    reason = refusal(model)
+    if reason is None and config.block_size % 16:
+        reason = f"--block-size {config.block_size} is no multiple of 16"
+    if reason is None and config.dtype not in ("auto", "float32"):
+        reason = f"--dtype {config.dtype} is for the reference kernels on a CPU"
+    if reason is None:
+        return "native"
+    if config.cpu_kernels == "native":
+        raise ModelFileError(f"--cpu-kernels native: {reason}")
+    log.warning("reference kernels: %s", reason)
+    return "torch"
+
+
+def _build_native(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
+    """Quantised weights stay as they are in the file; KV is float16, or float32 if asked for."""
+    import torch
+
+    from engine.native_cpu import NativeOptions, physical_cores
+    from engine.native_runner import load_native, open_native
+    from engine.torch_engine import TorchEngine
+
+    config = start.config
+    kv_dtype = torch.float32 if config.dtype == "float32" else torch.float16
+    file = open_native(Path(config.model))
+    capacity, formula = _size_cache(model, start, device, kv_dtype)
+    report("packing weights", 0, 0)
+    options = NativeOptions(
+        num_blocks=capacity.num_blocks,
+        block_size=capacity.block_size,
+        max_model_len=capacity.max_model_len,
+        max_step_tokens=max(start.limits.max_step_tokens, capacity.num_slots),
+        num_threads=config.threads or physical_cores(),
+        kv_half=kv_dtype is torch.float16,
+    )
+    engine = TorchEngine(
+        file,
+        device=device,
+        dtype=kv_dtype,
+        num_blocks=capacity.num_blocks,
+        block_size=capacity.block_size,
+        num_slots=capacity.num_slots,
+        max_model_len=capacity.max_model_len,
+        vocab_limit=start.vocab_limit,
+        runner=load_native(file, options),
+    )
+    form = "quantised" if file.weights.quantised else model.checkpoint_dtype
+    return Built(engine, form, (formula,), options.num_threads)
+
+
+def _build_torch(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
+    import torch
+
+    from engine.loading import load_model
+    from engine.torch_engine import TorchEngine
+
+    config = start.config
+    dtype = _choose_dtype(config.dtype, device, model)
+    loaded = load_model(
         Path(config.model),
         dtype=dtype,
         device=device,
         progress=lambda done, total: report("loading weights", done, total),
         max_model_len=config.max_model_len,
     )
-    for warning in model.warnings:
+    for warning in loaded.warnings:
         log.warning("%s", warning)
     report("making the KV cache", 0, 0)
-    capacity, formula = _size_cache(model.config, start, device, dtype)
+    capacity, formula = _size_cache(model, start, device, dtype)
     engine = TorchEngine(
-        model,
+        loaded,
         device=device,
         dtype=dtype,
         num_blocks=capacity.num_blocks,
         block_size=capacity.block_size,
         num_slots=capacity.num_slots,
         max_model_len=capacity.max_model_len,
-        vocab_limit=min(start.vocab_limit, model.config.vocab_size),
+        vocab_limit=start.vocab_limit,
     )
-    core = Core(
-        engine=engine,
-        limits=replace(limits, watermark_blocks=capacity.num_blocks // 100),
-        policy=POLICIES[config.policy](),
-        info=CoreInfo(
-            model_name=config.served_model_name,
-            max_model_len=max_total_tokens(capacity),
-            context_length=model.config.context_length,
-            vocab_size=model.config.vocab_size,
-            eos_token_ids=tuple(sorted({*model.config.eos_token_ids, *start.eos_token_ids})),
-            capacity=capacity,
-            limits=limits,
-            dtype=str(dtype).removeprefix("torch."),
-            device=_device_name(device),
-            kernels="torch",
-            notes=(formula,),
-        ),
-        depth=config.depth,
-    )
-    report("warming up", 0, 0)
-    # A GPU must meet its worst batch before clients do; a CPU only has to load its libraries.
-    full = device.type == "cuda"
-    warm_up(core, limits.max_running if full else 1, limits.max_step_tokens if full else 8)
-    # What is loaded stays: the collector need not walk it again and again.
-    gc.collect()
-    gc.freeze()
-    return replace(core, info=replace(core.info, load_seconds=time.monotonic() - begin))
+    threads = torch.get_num_threads()
+    return Built(engine, str(dtype).removeprefix("torch."), (formula,), threads)
 
 
 def _choose_device(name: str) -> torch.device:
@@ -230,29 +311,26 @@ def _choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+def _choose_dtype(name: str, device: torch.device, model: ModelConfig) -> torch.dtype:
     """auto: float32 on a CPU; on a GPU the checkpoint's type, bfloat16 for float32 or quantised."""
     import torch
 
-    from engine.loading import load_config
-
-    name = config.dtype
     if name == "auto" and device.type == "cpu":
         name = "float32"
     elif name == "auto":
-        stored = load_config(Path(config.model)).checkpoint_dtype
+        stored = model.checkpoint_dtype
         name = stored if stored in ("float16", "bfloat16") else "bfloat16"
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
 
 
-def _device_name(device: torch.device) -> str:
+def _device_name(device: torch.device, num_threads: int) -> str:
     import torch
 
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    return f"cpu ({torch.get_num_threads()} threads)"
+    return f"cpu ({num_threads} threads)"
 
 
 def _size_cache(
@@ -303,25 +381,6 @@ def _size_cache(
     max_model_len = min(max_model_len, num_blocks * config.block_size)
     capacity = KVCapacity(num_blocks, config.block_size, start.limits.max_running, max_model_len)
     return capacity, describe(model, dtype, num_blocks=num_blocks, block_size=config.block_size)
-
-
-def warm_up(core: Core, num_requests: int, num_prompt_tokens: int) -> None:
-    """Runs a prompt and a batch of `num_requests` through the engine, to the end.
-
-    At the limits of the core, afterwards buffers have their size and libraries are loaded: a step
-    inside the limits needs nothing that these did not. Raises what the engine raises.
-    """
-    capacity = core.engine.capacity
-    limits = replace(core.limits, prefix_caching=False, watermark_blocks=0)
-    scheduler = Scheduler(capacity, limits, core.policy)
-    longest = min(num_prompt_tokens, max_total_tokens(capacity) - 2)
-    sampling = SamplingParams(temperature=1.0, top_p=0.9, num_logprobs=1)
-    for i in range(num_requests if longest >= 1 else 0):
-        prompt = (0,) * (1 if i else longest)
-        request = Request(f"warm-up-{i}", prompt, 2, sampling=sampling)
-        scheduler.handle(Submit((request,)), now=0.0)
-    while (plan := scheduler.schedule(0.0)) is not None:
-        scheduler.apply(plan, core.engine.submit(plan).result(), 0.0)
 
 
 # --- the process ----------------------------------------------------------------------------------

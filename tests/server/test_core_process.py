@@ -1,0 +1,252 @@
+"""The core behind its socket: slow and silent readers, ends, and the real engine in a child."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ModelFileError
+from scheduler.policy import FirstComeFirstServed
+from scheduler.types import Finished, FinishReason, Tokens
+from server.config import DEFAULT_LIMITS, EngineConfig
+from server.core_channel import CoreInbox
+from server.core_client import CoreClient, CoreState
+from server.core_process import EXIT_DONE, EXIT_ENGINE, CoreThread, build_core, start_core_thread
+from server.supervisor import Supervisor, spawn_core
+from server.wire import (
+    Commands,
+    Failed,
+    FrameBuffer,
+    FromCore,
+    Group,
+    Ready,
+    Start,
+    Step,
+    decode_from_core,
+    encode,
+)
+from tests.support.models import save_tiny_model
+from tests.support.scripted_engine import (
+    LIMITS,
+    VOCAB_SIZE,
+    ScriptedEngine,
+    info_for,
+    request,
+    running_core,
+)
+
+
+def start(engine: ScriptedEngine) -> CoreThread:
+    core = start_core_thread(engine, LIMITS, FirstComeFirstServed(), info=info_for(engine))
+    core.sock.settimeout(10)
+    core.sock.sendall(encode(Start(EngineConfig(), LIMITS, VOCAB_SIZE)))
+    return core
+
+
+def read(core: CoreThread, frames: FrameBuffer) -> list[FromCore]:
+    data = core.sock.recv(1 << 16)
+    return [decode_from_core(body) for body in frames.feed(data)]
+
+
+def end(core: CoreThread) -> int:
+    core.stop()
+    core.sock.close()
+    (code,) = core.exit_codes
+    return code
+
+
+def wait_for(condition: object, seconds: float = 10.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_reader_that_stands_still_costs_no_step_and_loses_nothing() -> None:
+    """B020 on the inner side: the socket fills, the loop goes on, the rest arrives merged."""
+    engine = ScriptedEngine()
+    core = start(engine)
+    core.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    group = [replace(request("x", max_tokens=1900), id=f"x{i}") for i in range(16)]
+    core.sock.sendall(encode(Commands((Group.pack(group),))))
+    wait_for(lambda: engine.num_steps >= 1900)
+    frames, tokens = FrameBuffer(), {member.id: [] for member in group}
+    ends: list[Finished] = []
+    num_messages = 0
+    while len(ends) < len(group):
+        for message in read(core, frames):
+            if isinstance(message, Step):
+                num_messages += 1
+                for event in message.tokens:
+                    tokens[event.request_id] += event.token_ids
+                ends += message.finished
+    assert all(found == [i % 200 for i in range(1900)] for found in tokens.values())
+    assert {finished.reason for finished in ends} == {FinishReason.LENGTH}
+    assert num_messages < 1900
+    assert end(core) == EXIT_DONE
+
+
+def test_a_drain_ends_the_core_once_it_owes_nothing() -> None:
+    core = start(ScriptedEngine())
+    core.sock.sendall(encode(Commands((Group.pack([request("a")]),), drain=True)))
+    frames, events = FrameBuffer(), []
+    while data := core.sock.recv(1 << 16):
+        events += [decode_from_core(body) for body in frames.feed(data)]
+    assert isinstance(events[0], Ready)
+    tokens = [t for step in events[1:] if isinstance(step, Step) for t in step.tokens]
+    assert sum((event.token_ids for event in tokens), ()) == tuple(range(8))
+    assert end(core) == EXIT_DONE
+
+
+def test_a_failed_step_says_so_and_ends_the_core_with_an_error() -> None:
+    engine = ScriptedEngine()
+    engine.fail_step.set()
+    core = start(engine)
+    core.sock.sendall(encode(Commands((Group.pack([request("a")]),))))
+    frames, messages = FrameBuffer(), []
+    while data := core.sock.recv(1 << 16):
+        messages += [decode_from_core(body) for body in frames.feed(data)]
+    ends = [f for step in messages if isinstance(step, Step) for f in step.finished]
+    assert [finished.reason for finished in ends] == [FinishReason.ERROR]
+    assert isinstance(messages[-1], Failed)
+    assert "scripted" in messages[-1].message
+    assert end(core) == EXIT_ENGINE
+
+
+def test_an_idle_core_waits_without_spinning() -> None:
+    """B104, the idle side: no CPU while nothing is to be done."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        inbox = CoreInbox(theirs)
+        used: list[float] = []
+
+        def wait() -> None:
+            begin = time.thread_time()
+            inbox.take(block=True)
+            used.append(time.thread_time() - begin)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.5)
+        ours.sendall(encode(Commands(aborts=("a",))))
+        thread.join(5)
+        assert used[0] < 0.1
+
+
+def test_connections_leave_no_descriptor_behind() -> None:
+    """B131."""
+
+    async def live_and_die() -> None:
+        async with (
+            running_core(ScriptedEngine()) as client,
+            client.stream([request("a")]) as stream,
+        ):
+            assert isinstance([event async for event in stream][-1], Finished)
+
+    asyncio.run(live_and_die())
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        asyncio.run(live_and_die())
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+# --- the real engine ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny-llama")
+    save_tiny_model("llama", path)
+    return path
+
+
+async def live(config: EngineConfig, task: object) -> CoreClient:
+    client = CoreClient()
+    limits = replace(DEFAULT_LIMITS, max_running=4)
+    supervisor = Supervisor(client, Start(config, limits, 100, (9,)), spawn_core)
+    running = asyncio.create_task(supervisor.run())
+    try:
+        while client.state is not CoreState.READY:
+            if running.done():
+                await running
+            await asyncio.sleep(0.02)
+        assert callable(task)
+        await task(client, supervisor)
+        return client
+    finally:
+        await supervisor.stop()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def test_a_real_model_in_a_child_answers_and_survives_a_kill(tiny_model: Path) -> None:
+    """B124 with the real engine."""
+    config = EngineConfig(
+        model=str(tiny_model), served_model_name="tiny", kv_memory=1 << 20, threads=1
+    )
+
+    async def answer(client: CoreClient) -> tuple[int, ...]:
+        async with client.stream([request("a", max_tokens=12)]) as stream:
+            events = [event async for event in stream]
+        assert isinstance(events[-1], Finished)
+        assert events[-1].reason is FinishReason.LENGTH
+        return sum((e.token_ids for e in events if isinstance(e, Tokens)), ())
+
+    async def check(client: CoreClient, supervisor: Supervisor) -> None:
+        info = client.info
+        assert info is not None
+        assert info.model_name == "tiny"
+        assert info.max_model_len <= info.context_length
+        assert info.max_model_len <= info.capacity.num_blocks * info.capacity.block_size
+        assert 9 in info.eos_token_ids
+        assert "bytes" in info.notes[0]
+        before = await answer(client)
+        assert len(before) == 12
+        assert max(before) < 100
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        while client.state is CoreState.READY:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        while client.state is not CoreState.READY:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert await answer(client) == before
+
+    asyncio.run(asyncio.wait_for(live(config, check), 120))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_memory": 100}, "holds no block"),
+        ({"kv_memory": 1 << 60}, "are free"),
+        ({"max_model_len": 10**6}, "--max-model-len"),
+        ({"cpu_kernels": "native"}, "--cpu-kernels native: head_dim"),
+        ({"model": "/nonexistent"}, "/nonexistent"),
+    ],
+)
+def test_settings_that_can_not_work_end_in_one_line(
+    tiny_model: Path, changes: dict[str, int], words: str
+) -> None:
+    config = replace(EngineConfig(model=str(tiny_model), device="cpu"), **changes)  # type: ignore[arg-type]
+    with pytest.raises(ModelFileError, match=words) as error:
+        build_core(Start(config, DEFAULT_LIMITS, 100), lambda *_: None)
+    assert "\n" not in str(error.value)
+
+
+def test_the_pool_limits_what_is_promised_to_one_request(tiny_model: Path) -> None:
+    """A model whose context the memory can not hold says so at start, not in the middle."""
+    config = EngineConfig(model=str(tiny_model), device="cpu", kv_memory=40_000)
+    core = build_core(Start(config, DEFAULT_LIMITS, 100), lambda *_: None)
+    gc.unfreeze()
+    tokens = core.info.capacity.num_blocks * core.info.capacity.block_size
+    assert core.info.max_model_len == tokens < core.info.context_length
+    assert core.engine.capacity == core.info.capacity
