@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from server.core_client import CoreClient
+from server.core_client import CoreClient, CoreState
 from server.wire import Failed, FailureKind, Start
 
 log = logging.getLogger("paceline.supervisor")
@@ -74,7 +74,7 @@ class Supervisor:
         self._start = start
         self._spawn = spawn
         self._deaths: deque[float] = deque()
-        self._stopping = False
+        self._stop_wanted = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = asyncio.Event()
 
@@ -86,17 +86,17 @@ class Supervisor:
     async def run(self) -> None:
         """Returns after `stop`. Raises CoreGaveUp."""
         try:
-            while not self._stopping:
+            while not self._stop_wanted.is_set():
                 failure, exit_code = await self._live_once()
-                if not self._stopping:
+                if not self._stop_wanted.is_set():
                     await self._after_death(failure, exit_code)
         finally:
             self._ended.set()
 
     async def stop(self) -> None:
         """Ends the core: an idle one by itself, any other by force. No child is left behind."""
-        self._stopping = True
-        if self._client.info is not None:
+        self._stop_wanted.set()
+        if self._client.state is not CoreState.FAILED and not self._client.num_unfinished:
             self._client.send_drain()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _EXIT_SECONDS)
@@ -139,7 +139,8 @@ class Supervisor:
             raise CoreGaveUp(f"the engine died {MAX_DEATHS} times in a minute: {reason}", 1)
         pause = min(_FIRST_PAUSE_SECONDS * 2 ** (len(self._deaths) - 1), _LONGEST_PAUSE_SECONDS)
         log.error("the engine ended (%s); it starts again in %.1f s", reason, pause)
-        await asyncio.sleep(pause)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop_wanted.wait(), pause)
 
 
 def _describe(exit_code: int) -> str:

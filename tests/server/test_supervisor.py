@@ -119,6 +119,23 @@ def test_stopping_leaves_no_process_behind_even_if_the_core_stands_still() -> No
     run(test)
 
 
+def test_a_stop_does_not_wait_for_the_pause_before_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B128."""
+    monkeypatch.setattr(supervisor_module, "_FIRST_PAUSE_SECONDS", 30.0)
+    monkeypatch.setattr(supervisor_module, "_LONGEST_PAUSE_SECONDS", 30.0)
+
+    async def test() -> None:
+        async with supervised("dies") as (client, supervisor, task):
+            await until(lambda: client.state is CoreState.FAILED)
+            await until(lambda: supervisor.pid is None)
+            await asyncio.wait_for(supervisor.stop(), 2.0)
+            await task
+
+    run(test)
+
+
 def test_a_wrong_model_is_final_and_has_its_own_exit_code() -> None:
     async def test() -> None:
         async with supervised("bad model") as (client, _, task):
