@@ -116,8 +116,7 @@ class Choice:
         if not decoded:
             return ""
         self._decoded += len(decoded)
-        # The text of an included stop token ends the answer; it must not be searched for an end.
-        shown, stop = self._stops.feed(decoded, may_stop=self._may_stop() and not is_stop)
+        shown, stop = self._stops.feed(decoded, may_stop=self._may_stop())
         if stop is not None:
             self.finish_reason = FinishReason.STOP
         return shown

@@ -136,6 +136,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "reasoning_effort": (("none",), "This server has no control over reasoning yet."),
     "verbosity": (("medium",), NOT_HERE),
     "continue_final_message": ((False,), NOT_HERE),
+    "length_penalty": ((1, 1.0), NOT_HERE),
     "use_beam_search": ((False,), "Beam search is not supported by this server."),
     "tools": (([],), NO_TOOLS),
     "tool_choice": (("none", "auto"), NO_TOOLS),
@@ -143,6 +144,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "function_call": (("none", "auto"), NO_TOOLS),
 } | dict.fromkeys(
     (
+        "add_special_tokens",
         "allowed_token_ids",
         "audio",
         "bad_words",
@@ -155,7 +157,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "json",
         "json_object",
         "json_schema",
-        "length_penalty",
         "logit_processors",
         "logits_processors",
         "lora_path",

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import openai
 import pytest
 
+from server.requests import choice_seed
 from tests.support.http_server import (
     CHAT,
     House,
     TextEngine,
     events,
+    eventually,
     finish_reasons,
     house,
     in_loop,
     texts,
 )
-from tests.support.tokenizers import CHATML, byte_tokenizer
+from tests.support.tokenizers import CHATML, EOS, byte_tokenizer
 
 GREETING = "Hello there, rider."
 
@@ -148,6 +151,49 @@ async def test_choices_of_a_stream_equal_those_of_a_plain_answer() -> None:
         if "role" in choice["delta"]
     ]
     assert roles == [0, 1, 2, 3]
+
+
+class FirstChoiceIsLate(TextEngine):
+    """Choice 0 needs four tokens for its first character, choice 1 one."""
+
+    def _script_token(self, request_id: str, tokens: Sequence[int], num_prompt: int) -> int:
+        script = ("😀" if request_id.endswith("-0") else "abcd").encode()
+        index = len(tokens) - num_prompt
+        return script[index] if index < len(script) else EOS
+
+
+@in_loop
+async def test_roles_come_in_order_whichever_choice_is_first() -> None:
+    """Clients index choices by the order in which they first see them."""
+    async with house(FirstChoiceIsLate()) as server:
+        chunks = events((await server.chat("x", n=2, stream=True)).text)
+    indices = [chunk["choices"][0]["index"] for chunk in chunks]
+    assert indices[:3] == [0, 1, 1]
+    assert texts(chunks) == {0: "😀", 1: "abcd"}
+
+
+@in_loop
+async def test_choice_that_met_its_stop_string_frees_its_place_at_once() -> None:
+    """While its siblings go on: the core is told to end that one alone."""
+    # With a stride of two letters and an even start, "b" never comes: see TextEngine.
+    seeds = ((seed, choice_seed(seed, 1)) for seed in range(0, 10_000, 2))
+    seed = next(own for own, second in seeds if own % 5 == 1 and second % 5 == 0)
+    async with house(TextEngine(step_seconds=0.005)) as server:
+        fields = {"n": 2, "seed": seed, "stop": ["b"], "max_tokens": 400}
+        answer = asyncio.create_task(server.chat("x", **fields))
+        await eventually(lambda: server.core.num_unfinished == 2)
+        await eventually(lambda: server.core.num_unfinished == 1)
+        assert not answer.done()
+        choices = (await answer).json()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["length", "stop"]
+
+
+def test_first_choice_has_the_seed_of_the_request() -> None:
+    """B082."""
+    assert [choice_seed(seed, 0) for seed in (0, 5, 2**63 - 1)] == [0, 5, 2**63 - 1]
+    derived = {choice_seed(seed, index) for seed in range(50) for index in range(128)}
+    assert len(derived) == 50 * 128
+    assert all(0 <= seed < 2**63 for seed in derived)
 
 
 @in_loop

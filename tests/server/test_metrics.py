@@ -225,6 +225,10 @@ def test_counters_do_not_fall_when_the_core_starts_again() -> None:
         metrics.observe_step(
             StepStats(start, 3, 2, 10, 5, 1, 100, 7, 1, 20, 50, 40, 0.001, 0.02, 0.01)
         )
+        busy = metrics.exposition().decode()
+        assert metric(busy, "paceline_kv_usage_ratio") == 0.5
+        assert metric(busy, "paceline_requests_running") == 3
+        assert metric(busy, "paceline_requests_waiting") == 2
         metrics.observe_step(StepStats(start + 1, 0, 0, 10, 0, 6))
     text = metrics.exposition().decode()
     assert metric(text, "paceline_step_tokens_total", kind="prefill") == 200

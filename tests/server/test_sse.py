@@ -11,7 +11,7 @@ import pytest
 
 from scheduler.scheduler import SchedulerLimits
 from server.config import ServerConfig
-from server.sse import EventStream
+from server.sse import EventStream, to_json
 from tests.support.http_server import (
     CHAT,
     COMPLETIONS,
@@ -79,6 +79,14 @@ async def test_characters_taken_for_line_ends_stay_inside_their_event() -> None:
     assert all(line.startswith("data: ") or not line for line in lines)
     data = [json.loads(line[6:]) for line in lines if line and line != "data: [DONE]"]
     assert texts(data) == {0: LINE_ENDS}
+
+
+def test_json_of_events_is_ascii() -> None:
+    """B019: whatever else is in an event: names of tokens, of the model, error texts."""
+    text = to_json({"a": LINE_ENDS, "é": [None, -9999.0]})
+    assert text.isascii()
+    assert text.splitlines() == [text]
+    assert json.loads(text)["a"] == LINE_ENDS
 
 
 @in_loop
