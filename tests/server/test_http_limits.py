@@ -1,0 +1,121 @@
+"""The limits on the head of a request, byte by byte, before any route is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from server.http_limits import LimitedProtocol
+from server.serve import HttpServer, bind
+
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
+
+
+class Quick(LimitedProtocol):
+    max_header_bytes = 2000
+    head_seconds = 0.4
+
+
+async def echo(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Any) -> None:
+    assert scope["type"] == "http"
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = str(size).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    with bind("127.0.0.1", 0) as listener:
+        config = uvicorn.Config(echo, http=Quick, ws="none", log_config=None, lifespan="off")
+        server = HttpServer(config)
+        serving = asyncio.create_task(server.serve([listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        try:
+            async with asyncio.timeout(10):
+                yield reader, writer
+        finally:
+            writer.close()
+            server.should_exit = True
+            await serving
+
+
+def run(
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> None:
+    async def test() -> None:
+        async with connection() as (reader, writer):
+            await talk(reader, writer)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [b"x: " + b"a" * 5000, b"x: a\r\n" * 300, b"y" * 5000],
+    ids=["one long header", "many headers", "a name without end"],
+)
+def test_a_large_head_gets_431_whether_it_ends_or_not(flood: bytes) -> None:
+    """B151."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + flood)
+        answer = await reader.read()  # to the end of the connection
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b'"code": "headers_too_large"' in answer
+
+    run(talk)
+
+
+def test_a_head_that_comes_byte_by_byte_gets_408() -> None:
+    """B151: slow loris."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for byte in HEAD[:10]:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.03)
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+
+    run(talk)
+
+
+def test_a_connection_that_says_nothing_is_closed() -> None:
+    async def talk(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        assert await reader.read() == b""
+
+    run(talk)
+
+
+def test_what_is_not_http_gets_400_in_the_envelope() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b'"error"' in answer
+
+    run(talk)
+
+
+def test_bodies_and_later_requests_are_not_limited_by_the_head() -> None:
+    """A slow, large body and a second request on the same connection are fine."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            writer.write(HEAD + b"content-length: 50000\r\n\r\n")
+            for _ in range(5):
+                writer.write(b"b" * 10_000)
+                await asyncio.sleep(0.15)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert await reader.readexactly(5) == b"50000"
+
+    run(talk)
