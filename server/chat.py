@@ -62,7 +62,10 @@ def _render(fields: ChatRequest, model: ServedModel) -> str:
     try:
         return template.render(messages, add_generation_prompt=fields.add_generation_prompt)
     except (TemplateError, TextError) as error:
-        raise InvalidRequest(str(error), param="messages", code="chat_template_error") from None
+        param = error.param if isinstance(error, TemplateError) else None
+        raise InvalidRequest(
+            str(error), param=param or "messages", code="chat_template_error"
+        ) from None
 
 
 def _num_chars(messages: list[dict[str, Any]]) -> int:

@@ -225,6 +225,36 @@ async def test_content_parts_and_developer_role_reach_the_template() -> None:
             assert "type=" not in text
 
 
+def tool_turn(arguments: str, content: object) -> list[object]:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+        {"role": "user", "content": "and?"},
+    ]
+
+
+@in_loop
+async def test_tool_calls_of_earlier_turns_are_taken_or_refused_by_index() -> None:
+    """B043, B044, B046: a conversation that another server began."""
+    async with house() as server:
+
+        async def ask(messages: list[object]) -> tuple[int, dict[str, object]]:
+            body = {"messages": messages, "max_tokens": 2}
+            answer = await server.client.post(CHAT, json=body)
+            return answer.status_code, answer.json().get("error") or {}
+
+        for content in (None, "", []):
+            for arguments in ("null", "", "{}", '{"a":1}'):
+                status, error = await ask(tool_turn(arguments, content))
+                assert status == 200, error
+            for arguments in ("[]", "not json", '{"a":'):
+                status, error = await ask(tool_turn(arguments, content))
+                assert status == 400
+                assert "1" in str(error["param"]) + str(error["message"])
+
+
 @in_loop
 async def test_model_without_template_says_so() -> None:
     async with house(tokenizer=byte_tokenizer(chat_template=None)) as server:
