@@ -82,18 +82,18 @@ class ReferenceAttention:
         scaled = q.to(torch.float32) * head_dim**-0.5
         tiled = scaled.index_select(0, step.token_of_query)
         tiled = tiled.view(step.num_tiles, queries, kv_heads, group, head_dim)
-        tiled = tiled.transpose(1, 2).reshape(step.num_tiles, kv_heads, queries * group, head_dim)
+        tiled = tiled.permute(2, 0, 1, 3, 4).flatten(2, 3)
         tiled = F.pad(tiled, (0, 0, 0, self._padding))
 
         state = _Partial.empty(tiled)
         for product in step.products:
             keys, values = self._cache.gather(layer, product.blocks)
-            part = _multiply(tiled[product.tiles], keys, values, product.biases, group=group)
+            part = _multiply(tiled[:, product.tiles], keys, values, product.biases, group=group)
             for first, last, tile in product.merges:
                 state.merge(tile, part, first, last)
 
         out = (state.weighted / state.total)[:, :, : queries * group]
-        out = out.unflatten(2, (queries, group)).transpose(1, 2)
+        out = out.unflatten(2, (queries, group)).permute(1, 2, 0, 3, 4)
         out = out.reshape(step.num_tiles * queries, kv_heads * group, head_dim)
         return out.index_select(0, step.place_of_token).to(q.dtype)
 
@@ -104,7 +104,7 @@ class _DeviceProduct:
 
     tiles: slice | Tensor
     blocks: Tensor  # [items or 1, blocks of a range] int64
-    biases: tuple[tuple[int, int, Tensor], ...]  # first, last, [last - first, 1, queries, 1, keys]
+    biases: tuple[tuple[int, int, Tensor], ...]  # first, last, [last - first, queries, 1, keys]
     merges: tuple[tuple[int, int, int], ...]
 
     @classmethod
@@ -113,7 +113,7 @@ class _DeviceProduct:
         in_a_row = len(product.merges) == 1
         biases = []
         for mask in product.masks:
-            visible = to_device(mask.visible[:, None, :, None], device)
+            visible = to_device(mask.visible[:, :, None], device)
             bias = torch.zeros(visible.shape, device=device).masked_fill_(~visible, -torch.inf)
             biases.append((mask.first, mask.last, bias))
         return cls(
@@ -137,7 +137,7 @@ class _Step:
 @dataclass(slots=True)
 class _Partial:
     """Softmax over some of the keys: the peak score, the sum of exp(score - peak), and the values
-    weighted likewise. Shapes [tiles, kv_heads, rows, 1], the same, [tiles, kv_heads, rows, dim].
+    weighted likewise. Shapes [kv_heads, tiles, rows, 1], the same, [kv_heads, tiles, rows, dim].
     """
 
     peak: Tensor
@@ -146,7 +146,7 @@ class _Partial:
 
     @classmethod
     def empty(cls, queries: Tensor) -> _Partial:
-        """Over no keys at all, for queries [tiles, kv_heads, rows, dim]."""
+        """Over no keys at all, for queries [kv_heads, tiles, rows, dim]."""
         one = (*queries.shape[:-1], 1)
         return cls(
             peak=queries.new_full(one, -torch.inf),
@@ -156,38 +156,42 @@ class _Partial:
 
     def merge(self, tile: int, other: _Partial, first: int, last: int) -> None:
         """Take in other[first:last] for the tiles from `tile` on."""
-        mine, theirs = slice(tile, tile + last - first), slice(first, last)
-        peak = torch.maximum(self.peak[mine], other.peak[theirs])
-        finite = peak.clamp(min=LOWEST)  # where no key was visible yet, -inf - -inf would be NaN
-        scale = (self.peak[mine] - finite).exp_()
-        other_scale = (other.peak[theirs] - finite).exp_()
-        self.peak[mine] = peak
-        self.total[mine] = self.total[mine] * scale + other.total[theirs] * other_scale
-        self.weighted[mine] = self.weighted[mine] * scale + other.weighted[theirs] * other_scale
+        size = last - first
+        peak, total, weighted = (
+            tensor.narrow(1, tile, size) for tensor in (self.peak, self.total, self.weighted)
+        )
+        other_peak = other.peak.narrow(1, first, size)
+        new_peak = torch.maximum(peak, other_peak)
+        finite = new_peak.clamp(min=LOWEST)  # where no key was visible yet, -inf - -inf is NaN
+        scale, other_scale = (peak - finite).exp_(), (other_peak - finite).exp_()
+        peak.copy_(new_peak)
+        total.mul_(scale).add_(other.total.narrow(1, first, size) * other_scale)
+        weighted.mul_(scale).add_(other.weighted.narrow(1, first, size) * other_scale)
 
 
 def _multiply(
-    queries: Tensor,  # [items, kv_heads, rows, dim] float32, scaled
+    queries: Tensor,  # [kv_heads, items, rows, dim] float32, scaled
     keys: Tensor,  # [items or 1, keys, kv_heads, dim] float32
     values: Tensor,  # like keys
     biases: tuple[tuple[int, int, Tensor], ...],
     *,
     group: int,
 ) -> _Partial:
-    items, kv_heads, rows, _ = queries.shape
+    kv_heads, items, rows, _ = queries.shape
     num_keys = keys.shape[1]
-    scores = queries.new_empty((items, kv_heads, rows, num_keys))
-    # A product a head: then the strided keys need no copy into another order.
+    scores = queries.new_empty((kv_heads, items, rows, num_keys))
+    # A product a head: so the strided keys need no copy into another order. The results must be
+    # contiguous, or torch makes each item a call of its own.
     for head in range(kv_heads):
         of_head = keys[:, :, head].expand(items, -1, -1)
-        torch.bmm(queries[:, head], of_head.transpose(1, 2), out=scores[:, head])
+        torch.bmm(queries[head], of_head.transpose(1, 2), out=scores[head])
     for first, last, bias in biases:
-        real = scores[first:last, :, : bias.shape[2] * group]
+        real = scores[:, first:last, : bias.shape[1] * group]
         real.unflatten(2, (-1, group)).add_(bias)
     peak = scores.amax(-1, keepdim=True)
     weights = scores.sub_(peak.clamp(min=LOWEST)).exp_()
-    weighted = torch.empty_like(queries)
+    weighted = queries.new_empty(queries.shape)
     for head in range(kv_heads):
         of_head = values[:, :, head].expand(items, -1, -1)
-        torch.bmm(weights[:, head], of_head, out=weighted[:, head])
+        torch.bmm(weights[head], of_head, out=weighted[head])
     return _Partial(peak=peak, total=weights.sum(-1, keepdim=True), weighted=weighted)

@@ -1,0 +1,270 @@
+"""Paged attention on CUDA devices: plans a step for the Triton kernels and launches them.
+
+Owns the choice of tiles and the columns that the kernels read. Must not know the model beyond heads
+and windows. Lengths are known on the host, so a step is one upload and no wait.
+
+The columns are one int32 buffer, so that a captured graph finds each step at the same address:
+
+    header: split items, long items, width, 0 | rows [rows, 4] | split items [.., 2]
+                                              | long items [.., 2] | block tables [rows, width]
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.attention import Attend
+from engine.batch import Batch, Ints, to_device
+from engine.kernels.triton.attention import attention_kernel, combine_kernel
+from engine.kernels.triton.launch import dot_precision, dot_type, num_multiprocessors
+from engine.kv_cache import KVCache
+
+CHUNK = 512
+BLOCK_N = 64
+# Query rows of a tile: a tensor core instruction has 16 (mma) or 64 (wgmma).
+SPLIT_TILE = 16
+LONG_TILE = 128
+FIXED_TILE = 64  # deterministic: the same instruction for a decode and for a prefill
+SPLIT_PROGRAMS_PER_MULTIPROCESSOR = 2
+ALIGNMENT = 4  # int32 to 16 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """How much room the columns have: exact for an eager step, the most there can be for a graph."""
+
+    num_rows: int
+    num_split_items: int
+    num_long_items: int
+
+    @property
+    def bounds(self) -> tuple[int, int, int, int]:
+        """Where rows, split items, long items and block tables begin."""
+        rows = ALIGNMENT
+        split = rows + 4 * self.num_rows
+        long = split + _aligned(2 * self.num_split_items)
+        return rows, split, long, long + _aligned(2 * self.num_long_items)
+
+
+@dataclass(frozen=True, slots=True)
+class HostColumns:
+    """A step under one window, on the host."""
+
+    rows: NDArray[np.int32]  # [rows, 4]: first token, start, length, first split item or -1
+    split_items: NDArray[np.int32]  # [items, 2]: row, split
+    long_items: NDArray[np.int32]  # [items, 2]: row, first query
+    tables: NDArray[np.int32]  # [rows, width]
+
+    @property
+    def space(self) -> Space:
+        return Space(len(self.rows), len(self.split_items), len(self.long_items))
+
+    def packed(self, space: Space) -> NDArray[np.int32]:
+        """In a buffer of `space`, up to the end of the block tables; unused rows are empty."""
+        rows, split, long, tables = space.bounds
+        buffer = np.zeros(tables + self.tables.size, dtype=np.int32)
+        buffer[:3] = len(self.split_items), len(self.long_items), self.tables.shape[1]
+        buffer[rows : rows + self.rows.size] = self.rows.ravel()
+        buffer[split : split + self.split_items.size] = self.split_items.ravel()
+        buffer[long : long + self.long_items.size] = self.long_items.ravel()
+        buffer[tables:] = self.tables.ravel()
+        return buffer
+
+
+class Columns:
+    """The columns on the device, with room for the partial results of the split items."""
+
+    def __init__(self, buffer: Tensor, space: Space, partials: tuple[Tensor, Tensor]) -> None:
+        rows, split, long, tables = space.bounds
+        self.space = space
+        self.buffer = buffer
+        self.num_split_items, self.num_long_items = buffer[:1], buffer[1:2]
+        self.width = buffer[2:3]
+        self.rows = buffer[rows:split]
+        self.split_items, self.long_items = buffer[split:long], buffer[long:tables]
+        self.tables = buffer[tables:]
+        self.weighted, self.sums = partials
+
+
+class TritonAttention:
+    """Implements engine.attention.Attention; and, for a runner that writes the cache itself, its
+    parts: `columns` once a step, `run` for each layer.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        num_heads: int,
+        windows: tuple[int | None, ...],
+        deterministic: bool = False,
+        chunk: int = CHUNK,
+        scales: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """`scales` of an fp8 cache: of keys and of values, [layers, kv_heads] float32 each.
+
+        `chunk`: keys of a split, a multiple of BLOCK_N.
+        `deterministic`: a query's result has the same bits however its sequence is cut into rows.
+        """
+        self.cache, self.windows = cache, windows
+        self._scales = scales
+        self._fold, self._chunk = deterministic, chunk
+        self._kv_heads, self._head_dim = cache.num_kv_heads, cache.head_dim
+        self._group = num_heads // cache.num_kv_heads
+        self._group_padded = triton.next_power_of_2(self._group)
+        self._split_tile = max(FIXED_TILE if deterministic else SPLIT_TILE, self._group_padded)
+        self._long_tile = max(FIXED_TILE if deterministic else LONG_TILE, self._group_padded)
+        self._split_queries = self._split_tile // self._group_padded
+        self._long_queries = self._long_tile // self._group_padded
+        self._device = cache.layers.device
+
+    def plan(self, batch: Batch) -> Attend:
+        """Prepare a step; see engine.attention.Attention."""
+        steps = {window: self.columns(batch, window) for window in dict.fromkeys(self.windows)}
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.cache.write(layer, batch.kv_slots, k, v)
+            q = q.contiguous()
+            out = torch.empty_like(q)
+            self.run(steps[self.windows[layer]], layer, q, out)
+            return out
+
+        return attend
+
+    def columns(self, batch: Batch, window: int | None) -> Columns:
+        """A step's columns, uploaded."""
+        host = self.host_columns(batch, window)
+        buffer = to_device(host.packed(host.space), self._device)
+        return Columns(buffer, host.space, self.partials(len(host.split_items)))
+
+    def partials(self, num_items: int) -> tuple[Tensor, Tensor]:
+        """Room for `num_items` split items: weighted values and (peak, total)."""
+        shape = (num_items, self._kv_heads, self._split_tile)
+        return (
+            torch.empty((*shape, self._head_dim), dtype=torch.float32, device=self._device),
+            torch.empty((*shape, 2), dtype=torch.float32, device=self._device),
+        )
+
+    def max_split_items(self, num_rows: int, max_model_len: int) -> int:
+        """Of decode rows that are as long as they may be."""
+        return num_rows * -(-max_model_len // self._chunk)
+
+    def host_columns(self, batch: Batch, window: int | None) -> HostColumns:
+        """Short rows become one item a split, long rows one item a tile of queries."""
+        starts, lengths = batch.starts, batch.lengths
+        is_short = lengths <= self._split_queries
+        lowest = np.maximum(starts + 1 - window, 0) if window else np.zeros_like(starts)
+        first_split = lowest // BLOCK_N * BLOCK_N // self._chunk
+        num_splits = np.where(is_short, (batch.ends - 1) // self._chunk + 1 - first_split, 0)
+        row, place = _expanded(num_splits)
+        split_items = np.stack((row, place + first_split[row]), axis=1)
+
+        num_tiles = np.where(is_short, 0, -(-lengths // self._long_queries))
+        long_row, tile = _expanded(num_tiles)
+        first_query = tile * self._long_queries
+        # The tiles that see most keys come first, so that none of them is left over at the end.
+        order = np.argsort(-(starts[long_row] + first_query), kind="stable")
+        long_items = np.stack((long_row, first_query), axis=1)[order]
+
+        first_item = np.where(is_short, np.cumsum(num_splits) - num_splits, -1)
+        rows = np.stack((batch.offsets[:-1], starts, lengths, first_item), axis=1)
+        return HostColumns(
+            rows=rows.astype(np.int32),
+            split_items=split_items.astype(np.int32),
+            long_items=long_items.astype(np.int32),
+            tables=batch.block_tables,
+        )
+
+    def run(self, columns: Columns, layer: int, q: Tensor, out: Tensor) -> None:
+        """Attention of q [tokens, heads, head_dim], contiguous, into `out`, alike."""
+        space = columns.space
+        if space.num_split_items:
+            programs = (
+                SPLIT_PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(self._device),
+                space.num_split_items * self._kv_heads,
+            )
+            self._attend(columns, layer, q, out, partial=True, num_programs=min(programs))
+            combine_kernel[(space.num_rows, self._kv_heads)](
+                out,
+                columns.weighted,
+                columns.sums,
+                columns.rows,
+                **self._shape(layer),
+                BLOCK_M=self._split_tile,
+                num_warps=4,
+            )
+        if space.num_long_items:
+            programs = space.num_long_items * self._kv_heads
+            self._attend(columns, layer, q, out, partial=False, num_programs=programs)
+
+    def _attend(
+        self,
+        columns: Columns,
+        layer: int,
+        q: Tensor,
+        out: Tensor,
+        *,
+        partial: bool,
+        num_programs: int,
+    ) -> None:
+        keys, values = self.cache.layers[layer]
+        key_scales = value_scales = None
+        if self._scales is not None:
+            key_scales, value_scales = (scales[layer] for scales in self._scales)
+        tile = self._split_tile if partial else self._long_tile
+        attention_kernel[(num_programs,)](
+            q,
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            out,
+            columns.weighted,
+            columns.sums,
+            columns.num_split_items if partial else columns.num_long_items,
+            columns.split_items if partial else columns.long_items,
+            columns.rows,
+            columns.tables,
+            columns.width,
+            self._head_dim**-0.5 * math.log2(math.e),
+            **self._shape(layer),
+            BLOCK_SIZE=self.cache.block_size,
+            BLOCK_M=tile,
+            PARTIAL=partial,
+            FOLD=self._fold and not partial,
+            SCALED=self._scales is not None,
+            DOT=dot_type(q.dtype),
+            PRECISION=dot_precision(q.dtype),
+            num_warps=8 if tile >= LONG_TILE else 4,
+            num_stages=3,
+        )
+
+    def _shape(self, layer: int) -> dict[str, int]:
+        """The constants that all kernels share."""
+        return {
+            "KV_HEADS": self._kv_heads,
+            "GROUP": self._group,
+            "GROUP_PADDED": self._group_padded,
+            "HEAD_DIM": self._head_dim,
+            "D_PADDED": max(16, triton.next_power_of_2(self._head_dim)),
+            "WINDOW": self.windows[layer] or 0,
+            "BLOCK_N": BLOCK_N,
+            "CHUNK": self._chunk,
+        }
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def _expanded(counts: Ints) -> tuple[Ints, Ints]:
+    """For each of counts[i] things of i: i, and which of them it is."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
