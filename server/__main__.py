@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
+        usage="paceline serve [MODEL] [FLAGS]",
         description="Serve a model over an OpenAI-style HTTP API.",
         epilog=_SERVE_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
