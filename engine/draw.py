@@ -54,26 +54,38 @@ def draw_from_best(
 ) -> Tensor:
     """[rows] int64: inverse CDF over the candidates, best first; max_top_k is top_k's maximum.
 
-    On the CPU it ranks few tokens, and more only if some row's candidates reach further; which of
-    the two changes no row's result. On cuda, where to ask would be to wait, it ranks max_top_k.
+    On the CPU a few tokens are ranked, and more only for rows whose candidates reach further, which
+    changes no result. On cuda, where to ask would be to wait, max_top_k are ranked at once.
     """
     vocab = logits.shape[1]
-    totals = row_sums(weights)
-    num_ranked = max_top_k
-    if logits.device.type != "cuda":
-        below_vocab = torch.where(filters.top_k < vocab, filters.top_k, 0)
-        num_ranked = min(vocab, max(MIN_RANKED, int(below_vocab.max())))
-    while True:
-        ids = ranked_ids(logits, num_ranked)
-        ranked = weights.gather(1, ids)
-        cdf = ranked.cumsum(1, dtype=torch.float64)
-        of_top_k = cdf.gather(1, filters.top_k.clamp(max=num_ranked)[:, None] - 1)[:, 0]
-        wanted = filters.top_p * torch.where(filters.top_k < vocab, of_top_k, totals)
-        if num_ranked >= max_top_k:
-            break
-        if not bool(((filters.top_k > num_ranked) & (cdf[:, -1] < wanted)).any()):
-            break
+    if logits.device.type == "cuda":
+        return _draw_ranked(logits, weights, filters, uniforms, max_top_k)[0]
+    below_vocab = torch.where(filters.top_k < vocab, filters.top_k, 0)
+    num_ranked = min(vocab, max(MIN_RANKED, int(below_vocab.max())))
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    rows = torch.arange(len(logits))
+    while len(rows):
+        of_rows = Filters(filters.top_k[rows], filters.top_p[rows], filters.min_p[rows])
+        drawn, short = _draw_ranked(
+            logits[rows], weights[rows], of_rows, uniforms[rows], num_ranked
+        )
+        tokens[rows] = drawn
+        rows = rows[short] if num_ranked < vocab else rows[:0]
         num_ranked = min(vocab, num_ranked * WIDEN_FACTOR)
+    return tokens
+
+
+def _draw_ranked(
+    logits: Tensor, weights: Tensor, filters: Filters, uniforms: Tensor, num_ranked: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens [rows] int64 from the num_ranked best, and where those were too few [rows] bool."""
+    vocab = logits.shape[1]
+    ids = ranked_ids(logits, num_ranked)
+    ranked = weights.gather(1, ids)
+    cdf = ranked.cumsum(1, dtype=torch.float64)
+    of_top_k = cdf.gather(1, filters.top_k.clamp(max=num_ranked)[:, None] - 1)[:, 0]
+    wanted = filters.top_p * torch.where(filters.top_k < vocab, of_top_k, row_sums(weights))
+    short = (filters.top_k > num_ranked) & (cdf[:, -1] < wanted)
 
     rank = torch.arange(num_ranked, device=logits.device)
     before = F.pad(cdf[:, :-1], (1, 0))
@@ -82,7 +94,7 @@ def draw_from_best(
     last = kept.sum(1, keepdim=True).clamp_(min=1) - 1
     # Beyond the last candidate the CDF stands still, so that nothing there is drawn.
     cdf = torch.where(rank <= last, cdf, cdf.gather(1, last))
-    return ids.gather(1, _inverse_cdf(cdf, uniforms)[:, None])[:, 0]
+    return ids.gather(1, _inverse_cdf(cdf, uniforms)[:, None])[:, 0], short
 
 
 def _inverse_cdf(cdf: Tensor, uniforms: Tensor) -> Tensor:

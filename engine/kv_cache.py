@@ -133,9 +133,10 @@ class KVCache:
         A kv slot is block_id * block_size + offset.
         """
         flat = self.layers[layer].flatten(1, 2)
+        largest = min(MAX_STORED, torch.finfo(flat.dtype).max)
         for part, new in enumerate((keys, values)):
             new = new.to(flat.dtype)
-            flat[part].index_copy_(0, kv_slots, torch.where(new.abs() <= MAX_STORED, new, 0))
+            flat[part].index_copy_(0, kv_slots, torch.where(new.abs() <= largest, new, 0))
 
     def gather(self, layer: int, block_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of block_ids [items, blocks] int64.
