@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 
 import httpx
 import pytest
 
 from scheduler.scheduler import SchedulerLimits
+from server import inference
 from server.app import create_app
 from server.config import ServerConfig
 from server.core_client import CoreClient
@@ -242,6 +244,48 @@ async def test_cors_preflight_needs_no_key() -> None:
         other = await server.client.options(CHAT, headers={**headers, "origin": "http://evil"})
         assert other.status_code == 400
         assert "access-control-allow-origin" not in other.headers
+
+
+@in_loop
+async def test_list_of_prompts_is_taken_whole_or_not_at_all() -> None:
+    """B133: the place of the first prompt is free again if the second finds none."""
+    tight = SchedulerLimits(max_step_tokens=64, max_waiting=1, max_running=1, watermark_blocks=0)
+    async with house(TextEngine({"greet": "Hello"}), limits=tight) as server:
+        answer = await server.complete(["greet", "greet", "greet"])
+        assert answer.status_code == 429
+        await eventually(lambda: server.core.num_unfinished == 0)
+        assert server.core.num_open == 0
+        assert (await server.complete(["greet", "greet"])).status_code == 200
+        assert await server.metric("paceline_requests_accepted_total") == 2
+
+
+@in_loop
+async def test_what_waits_to_be_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B040: prompts queue for the tokenizer up to a limit, then 429."""
+    monkeypatch.setattr(inference, "MAX_PREPARING", 2)
+    monkeypatch.setattr(inference, "PREPARE_THREADS", 1)
+    gate = threading.Event()
+    tokenizer = shared_tokenizer()
+    encode = type(tokenizer).encode
+
+    def slow(*args: object, **kwargs: object) -> object:
+        gate.wait(10)
+        return encode(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(tokenizer), "encode", slow)
+    async with house() as server:
+        try:
+            tasks = [asyncio.create_task(server.complete("x", max_tokens=1)) for _ in range(2)]
+            await asyncio.sleep(0.05)
+            refused = await server.complete("x")
+            health = await server.client.get("/health")
+        finally:
+            gate.set()
+        taken = await asyncio.gather(*tasks)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "prepare_queue_full"
+    assert health.status_code == 200
+    assert [answer.status_code for answer in taken] == [200, 200]
 
 
 @in_loop
