@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -47,7 +46,7 @@ def create_app(
     body_timeout_seconds: float = BODY_TIMEOUT_SECONDS,
 ) -> FastAPI:
     """The ASGI application of one server. It does not own the core; it only asks it."""
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics()
     core.on_stats = metrics.observe_step
     services = Services(
         core=core,

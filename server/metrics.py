@@ -22,10 +22,10 @@ LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0
 
 
 class Metrics:
-    """One instance a server, in the registry that it is given."""
+    """One instance a server; without a registry it has its own."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
         self._make_request_series()
         self._make_token_series()
         self._make_core_series()

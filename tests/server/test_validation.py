@@ -3,66 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import time
 from typing import Any
 
 import pytest
 
-from scheduler.scheduler import SchedulerLimits
-from server.config import ServerConfig
-from server.errors import MAX_MESSAGE_CHARS
 from server.schemas import REFUSED, ChatRequest, CompletionRequest
 from tests.support.http_server import (
     CHAT,
     COMPLETIONS,
     MODEL_VOCAB_SIZE,
-    House,
     TextEngine,
-    connect,
     events,
-    eventually,
     house,
     in_loop,
     texts,
 )
+from tests.support.refusals import USER, greeter, refused, refused_field
 from tests.support.tokenizers import BYTE_VOCAB_SIZE, byte_tokenizer
-
-USER = [{"role": "user", "content": "greet"}]
-
-
-def engine() -> TextEngine:
-    return TextEngine({"greet": "Hello"})
-
-
-async def refused(
-    server: House, path: str, body: bytes, *, param: str | None = None, status: int = 400
-) -> dict[str, Any]:
-    answer = await server.client.post(path, content=body)
-    assert answer.status_code == status, (body[:80], answer.status_code, answer.text[:300])
-    assert answer.headers["content-type"] == "application/json"
-    assert set(answer.json()) == {"error"}
-    error: dict[str, Any] = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert isinstance(error["message"], str)
-    assert "Traceback" not in answer.text
-    assert len(answer.text) < MAX_MESSAGE_CHARS + 400
-    if param is not None:
-        assert str(error["param"]).split("[")[0].split(".")[0] == param, (body[:80], error)
-    return error
-
-
-async def refused_field(server: House, name: str, value: Any, **others: Any) -> None:
-    """On both endpoints that know the field, streaming and not."""
-    for stream in (False, True):
-        for path, schema, base in (
-            (CHAT, ChatRequest, {"messages": USER}),
-            (COMPLETIONS, CompletionRequest, {"prompt": "greet"}),
-        ):
-            if name in schema.model_fields or name in REFUSED:
-                body = json.dumps({**base, **others, "stream": stream, name: value}).encode()
-                await refused(server, path, body, param=name)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -74,7 +32,7 @@ async def test_body_that_is_no_json_object_is_refused(path: str) -> None:
     bodies += [b"\xef\xbb\xbf" + good, good[:-1] + b',"user":"\xff"}', b"\x00", good + b"x"]
     bodies += [good[:-1] + b',"temperature":1e999}', good[:-1] + b",}", good.replace(b'"', b"'")]
     bodies += [good.decode().encode("utf-16"), b"9" * 5000]
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         for body in bodies:
             await refused(server, path, body)
         assert (await server.client.post(path, content=good)).status_code == 200
@@ -85,7 +43,7 @@ async def test_body_that_is_no_json_object_is_refused(path: str) -> None:
 async def test_of_a_key_given_twice_the_last_wins(path: str) -> None:
     """B037: the stated rule."""
     base = json.dumps({"messages": USER, "prompt": "greet"})[:-1]
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         answer = await server.client.post(path, content=base + ',"max_tokens":5,"max_tokens":2}')
         assert answer.json()["usage"]["completion_tokens"] == 2
 
@@ -93,7 +51,7 @@ async def test_of_a_key_given_twice_the_last_wins(path: str) -> None:
 @in_loop
 async def test_deep_nesting_is_refused() -> None:
     """100,000 levels, open or closed, in a known field and in an unknown one."""
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         for opening, closing in ((b"[", b"]"), (b'{"a":', b"1}")):
             deep = opening * 100_000 + (b"1" if closing == b"]" else b"") + closing * 100_000
             await refused(server, COMPLETIONS, b'{"prompt":' + deep + b"}")
@@ -106,7 +64,7 @@ async def test_numbers_that_are_none_are_refused() -> None:
     """B029: NaN and infinities, however they are written, in every number field."""
     numbers = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"]
     numbers += ["repetition_penalty", "top_k", "seed", "max_tokens", "n", "priority"]
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         for name in numbers:
             for value in ("NaN", "Infinity", "-Infinity", "1e400", "-1e400", '"nan"', "true", "{}"):
                 body = f'{{"prompt":"greet","{name}":{value}}}'.encode()
@@ -172,7 +130,7 @@ BAD_VALUES: dict[str, list[Any]] = {
 @in_loop
 async def test_bad_value_is_refused_by_name(name: str) -> None:
     """B025, B029, B034, B041."""
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         for value in BAD_VALUES[name]:
             if name == "stream":
                 body = json.dumps({"prompt": "greet", "stream": value}).encode()
@@ -204,7 +162,7 @@ NEUTRAL: dict[str, list[Any]] = {
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
 @in_loop
 async def test_good_value_is_taken(name: str) -> None:
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         for value in NEUTRAL[name]:
             answer = await server.chat("greet", **{"max_tokens": 5, name: value})
             assert answer.status_code == 200, (value, answer.text)
@@ -234,7 +192,7 @@ async def test_field_that_we_do_not_serve_is_refused_by_name() -> None:
         "prompt_logprobs": -1,  # B041
     }
     values = dict.fromkeys(REFUSED, "x") | values
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         for name, value in values.items():
             for path, base in ((CHAT, {"messages": USER}), (COMPLETIONS, {"prompt": "greet"})):
                 body = json.dumps({**base, name: value, "stream": True}).encode()
@@ -244,7 +202,7 @@ async def test_field_that_we_do_not_serve_is_refused_by_name() -> None:
 
 @in_loop
 async def test_stored_zero_is_not_false() -> None:
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         await refused_field(server, "store", 0)
 
 
@@ -267,7 +225,7 @@ async def test_null_equals_absent(path: str, name: str) -> None:
     """B038: for every field, known or refused."""
     base = {"messages": USER, "prompt": "greet", "seed": 1}
     base.pop(name, None)
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         absent = await server.client.post(path, json=base)
         null = await server.client.post(path, json={**base, name: None})
     assert absent.status_code == null.status_code == 200, null.text
@@ -281,7 +239,7 @@ async def test_null_equals_absent(path: str, name: str) -> None:
 
 @in_loop
 async def test_null_inside_stream_options_equals_absent() -> None:
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         options = {"include_usage": None, "continuous_usage_stats": None}
         answer = await server.chat("greet", stream=True, stream_options=options)
     assert texts(events(answer.text)) == {0: "Hello"}
@@ -290,7 +248,7 @@ async def test_null_inside_stream_options_equals_absent() -> None:
 @in_loop
 async def test_stream_options_without_stream_are_refused() -> None:
     """B038."""
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         for options in ({}, {"include_usage": True}):
             body = json.dumps({"prompt": "greet", "stream_options": options}).encode()
             await refused(server, COMPLETIONS, body, param="stream_options")
@@ -299,7 +257,7 @@ async def test_stream_options_without_stream_are_refused() -> None:
 @in_loop
 async def test_unknown_field_is_taken_and_reported() -> None:
     """B038, B164: the stated rule; names come back harmless and cut."""
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         answer = await server.chat("greet", foo=1, user="me", **{"x\r\ny: z": 2, "é" * 500: 3})
         many = await server.chat("greet", stream=True, **{f"field{i}": i for i in range(500)})
         plain = await server.chat("greet")
@@ -341,7 +299,7 @@ async def test_template_that_renders_nothing_is_refused() -> None:
 @in_loop
 async def test_token_ids_outside_the_vocabulary_are_refused() -> None:
     """B023, B026: ids of padding rows too."""
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         bad: list[Any] = [[BYTE_VOCAB_SIZE], [MODEL_VOCAB_SIZE], [-1], [2**31], [2**63]]
         bad += [[5279552648203111001], [1.5], [True], ["a", 1], [[1], 2], [[1], "a"], [[[1]]]]
         bad += [[[1], [BYTE_VOCAB_SIZE]], [None], [10**40]]
@@ -352,7 +310,7 @@ async def test_token_ids_outside_the_vocabulary_are_refused() -> None:
 
 @in_loop
 async def test_bad_messages_are_refused_by_index() -> None:
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         for message in (
             "x",
             {"role": "user", "content": 5},
@@ -381,7 +339,7 @@ async def test_lone_surrogate_is_refused_wherever_it_stands() -> None:
         '"messages":[{"role":"user","content":"a"}],"user":"@"',
         '"messages":[{"role":"user","content":"a"}],"@":1',
     ]
-    async with house(engine()) as server:
+    async with house(greeter()) as server:
         for place in places:
             for stream in ("", ',"stream":true'):
                 for lone in (r"\ud800", r"\udc00", r"x\udfffx", r"\ud800\ud800", r"\ud83dx"):
@@ -390,144 +348,3 @@ async def test_lone_surrogate_is_refused_wherever_it_stands() -> None:
         await refused(server, COMPLETIONS, rb'{"prompt":"\ud800"}')
         emoji = await server.client.post(COMPLETIONS, content=rb'{"prompt":"\ud83d\ude00"}')
     assert emoji.json()["usage"]["prompt_tokens"] == 4
-
-
-LIMITED = ServerConfig(max_input_tokens=100, max_output_tokens=50)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@in_loop
-async def test_prompt_beyond_the_context_is_refused_with_numbers(stream: bool) -> None:
-    """B028: one token over, three times over; with and without max_tokens."""
-    async with house(engine()) as server:
-        info = server.core.info
-        assert info is not None
-        limit = info.max_model_len
-        for size in (limit, limit + 1, 3 * limit):
-            for more in ({}, {"max_tokens": 5}):
-                body = {"prompt": [97] * size, "stream": stream, **more}
-                error = await refused(server, COMPLETIONS, json.dumps(body).encode())
-                assert error["code"] == "context_length_exceeded"
-                assert f"maximum context length is {limit} tokens" in error["message"]
-                assert str(size) in error["message"]
-                messages = [{"role": "user", "content": "x" * size}]
-                body = {"messages": messages, "stream": stream, **more}
-                error = await refused(server, CHAT, json.dumps(body).encode())
-                assert error["code"] == "context_length_exceeded"
-        fits = await server.complete([97] * (limit - 1), max_tokens=5)
-        assert fits.json()["usage"]["completion_tokens"] == 1
-
-
-@in_loop
-async def test_each_limit_has_its_own_message() -> None:
-    async with house(engine(), LIMITED) as server:
-        error = await refused(server, COMPLETIONS, json.dumps({"prompt": [97] * 101}).encode())
-        assert error["code"] == "max_input_tokens_exceeded"
-        assert "100" in error["message"]
-        body = {"prompt": "x", "max_tokens": 51}
-        error = await refused(server, COMPLETIONS, json.dumps(body).encode(), param="max_tokens")
-        assert error["code"] == "max_output_tokens_exceeded"
-        assert "50" in error["message"]
-        chat = await server.chat("x")  # no wish: up to the output limit
-    assert chat.json()["usage"]["completion_tokens"] == 50
-
-
-@in_loop
-async def test_fields_that_contradict_each_other_are_refused() -> None:
-    """B038, B086."""
-    async with house(engine()) as server:
-        await refused_field(server, "min_tokens", 11, max_tokens=10)
-        body = {"messages": USER, "max_tokens": 5, "max_completion_tokens": 6}
-        await refused(server, CHAT, json.dumps(body).encode(), param="max_tokens")
-        await refused(server, COMPLETIONS, b'{"prompt":"a","max_tokens":0}', param="max_tokens")
-        await refused(server, CHAT, json.dumps({"messages": USER, "max_tokens": 0}).encode())
-        body = {"prompt": ["a"] * 100, "n": 100}
-        await refused(server, COMPLETIONS, json.dumps(body).encode(), param="prompt")
-
-
-@in_loop
-async def test_more_choices_than_the_server_holds_are_refused_for_good() -> None:
-    limits = SchedulerLimits(max_step_tokens=64, max_waiting=2, max_running=2, watermark_blocks=0)
-    async with house(engine(), limits=limits) as server:
-        await refused_field(server, "n", 5)
-        assert (await server.complete("greet", n=4)).status_code == 200
-
-
-@in_loop
-async def test_unknown_model_is_404_whatever_it_looks_like() -> None:
-    """B160, B164."""
-    names = ["other", "../../etc/passwd", "/abs", "a/../../b", "x\u0000", "http://x", "", "a\nb"]
-    async with house(engine()) as server:
-        for name in [*names, "x" * 1000]:
-            body = json.dumps({"prompt": "greet", "model": name}).encode()
-            error = await refused(server, COMPLETIONS, body, param="model", status=404)
-            assert error["code"] == "model_not_found"
-        assert (await server.complete("greet", model="scripted")).status_code == 200
-
-
-@in_loop
-async def test_text_that_cannot_fit_is_refused_unread() -> None:
-    """B040: a million characters without a border, while health is polled and a stream runs."""
-    slow = TextEngine({"greet": "Hello" * 40}, step_seconds=0.002)
-    worst = 0.0
-    async with house(slow) as server:
-        stream = asyncio.create_task(server.complete("greet", max_tokens=300, stream=True))
-
-        async def poll() -> None:
-            nonlocal worst
-            while True:
-                begin = time.monotonic()
-                assert (await server.client.get("/health")).status_code == 200
-                worst = max(worst, time.monotonic() - begin)
-                await asyncio.sleep(0.005)
-
-        polling = asyncio.create_task(poll())
-        for text in ("a" * 1_000_000, "_" * 500_000, " " * 500_000, "😀" * 200_000):
-            body = json.dumps({"prompt": text}).encode()
-            error = await refused(server, COMPLETIONS, body)
-            assert error["code"] == "context_length_exceeded"
-            messages = [{"role": "user", "content": text}]
-            await refused(server, CHAT, json.dumps({"messages": messages}).encode())
-        polling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await polling
-        assert texts(events((await stream).text)) == {0: "Hello" * 40}
-    assert worst < 1.0  # not a speed limit: a tokenizer on the loop would take many seconds
-
-
-@in_loop
-async def test_large_body_is_refused_before_it_is_read() -> None:
-    """B137: by its declared length, or by counting where none is declared."""
-    config = ServerConfig(max_body_bytes=10_000)
-    async with house(engine(), config, live=True) as server:
-        await refused(server, COMPLETIONS, b"x" * 10_001, status=413)
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {10**15}\r\n\r\n"
-        reader, writer = await connect(server)
-        writer.write(head.encode())
-        answer_bytes = await reader.read()  # to the end: the connection is closed
-        assert b" 413 " in answer_bytes
-        writer.close()
-
-        async def chunks():  # type: ignore[no-untyped-def]
-            for _ in range(15):
-                yield b"x" * 1000
-
-        answer = await server.client.post(COMPLETIONS, content=chunks())
-        assert answer.status_code == 413
-        assert answer.json()["error"]["code"] == "request_too_large"
-        assert (await server.complete("greet")).status_code == 200
-
-
-@in_loop
-async def test_body_that_never_comes_is_given_up() -> None:
-    """B151: slow bodies and lengths that promise more than comes."""
-    async with house(engine(), live=True, body_timeout_seconds=0.1) as server:
-        reader, writer = await connect(server)
-        writer.write(
-            f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n{{".encode()
-        )
-        answer = await reader.read()  # to the end: the connection is closed
-        assert b" 408 " in answer
-        assert b"request_timeout" in answer
-        writer.close()
-        await eventually(lambda: server.core.num_open == 0)

@@ -1,0 +1,165 @@
+"""Limits of a request: context, input, output, choices, characters, bytes, patience."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+
+import pytest
+
+from scheduler.scheduler import SchedulerLimits
+from server.config import ServerConfig
+from tests.support.http_server import (
+    CHAT,
+    COMPLETIONS,
+    TextEngine,
+    connect,
+    events,
+    eventually,
+    house,
+    in_loop,
+    texts,
+)
+from tests.support.refusals import USER, greeter, refused, refused_field
+
+LIMITED = ServerConfig(max_input_tokens=100, max_output_tokens=50)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@in_loop
+async def test_prompt_beyond_the_context_is_refused_with_numbers(stream: bool) -> None:
+    """B028: one token over, three times over; with and without max_tokens."""
+    async with house(greeter()) as server:
+        info = server.core.info
+        assert info is not None
+        limit = info.max_model_len
+        for size in (limit, limit + 1, 3 * limit):
+            for more in ({}, {"max_tokens": 5}):
+                body = {"prompt": [97] * size, "stream": stream, **more}
+                error = await refused(server, COMPLETIONS, json.dumps(body).encode())
+                assert error["code"] == "context_length_exceeded"
+                assert f"maximum context length is {limit} tokens" in error["message"]
+                assert str(size) in error["message"]
+                messages = [{"role": "user", "content": "x" * size}]
+                body = {"messages": messages, "stream": stream, **more}
+                error = await refused(server, CHAT, json.dumps(body).encode())
+                assert error["code"] == "context_length_exceeded"
+        fits = await server.complete([97] * (limit - 1), max_tokens=5)
+        assert fits.json()["usage"]["completion_tokens"] == 1
+
+
+@in_loop
+async def test_each_limit_has_its_own_message() -> None:
+    async with house(greeter(), LIMITED) as server:
+        error = await refused(server, COMPLETIONS, json.dumps({"prompt": [97] * 101}).encode())
+        assert error["code"] == "max_input_tokens_exceeded"
+        assert "100" in error["message"]
+        body = {"prompt": "x", "max_tokens": 51}
+        error = await refused(server, COMPLETIONS, json.dumps(body).encode(), param="max_tokens")
+        assert error["code"] == "max_output_tokens_exceeded"
+        assert "50" in error["message"]
+        chat = await server.chat("x")  # no wish: up to the output limit
+    assert chat.json()["usage"]["completion_tokens"] == 50
+
+
+@in_loop
+async def test_fields_that_contradict_each_other_are_refused() -> None:
+    """B038, B086."""
+    async with house(greeter()) as server:
+        await refused_field(server, "min_tokens", 11, max_tokens=10)
+        body = {"messages": USER, "max_tokens": 5, "max_completion_tokens": 6}
+        await refused(server, CHAT, json.dumps(body).encode(), param="max_tokens")
+        await refused(server, COMPLETIONS, b'{"prompt":"a","max_tokens":0}', param="max_tokens")
+        await refused(server, CHAT, json.dumps({"messages": USER, "max_tokens": 0}).encode())
+        body = {"prompt": ["a"] * 100, "n": 100}
+        await refused(server, COMPLETIONS, json.dumps(body).encode(), param="prompt")
+
+
+@in_loop
+async def test_more_choices_than_the_server_holds_are_refused_for_good() -> None:
+    limits = SchedulerLimits(max_step_tokens=64, max_waiting=2, max_running=2, watermark_blocks=0)
+    async with house(greeter(), limits=limits) as server:
+        await refused_field(server, "n", 5)
+        assert (await server.complete("greet", n=4)).status_code == 200
+
+
+@in_loop
+async def test_unknown_model_is_404_whatever_it_looks_like() -> None:
+    """B160, B164."""
+    names = ["other", "../../etc/passwd", "/abs", "a/../../b", "x\u0000", "http://x", "", "a\nb"]
+    async with house(greeter()) as server:
+        for name in [*names, "x" * 1000]:
+            body = json.dumps({"prompt": "greet", "model": name}).encode()
+            error = await refused(server, COMPLETIONS, body, param="model", status=404)
+            assert error["code"] == "model_not_found"
+        assert (await server.complete("greet", model="scripted")).status_code == 200
+
+
+@in_loop
+async def test_text_that_cannot_fit_is_refused_unread() -> None:
+    """B040: a million characters without a border, while health is polled and a stream runs."""
+    slow = TextEngine({"greet": "Hello" * 40}, step_seconds=0.002)
+    worst = 0.0
+    async with house(slow) as server:
+        stream = asyncio.create_task(server.complete("greet", max_tokens=300, stream=True))
+
+        async def poll() -> None:
+            nonlocal worst
+            while True:
+                begin = time.monotonic()
+                assert (await server.client.get("/health")).status_code == 200
+                worst = max(worst, time.monotonic() - begin)
+                await asyncio.sleep(0.005)
+
+        polling = asyncio.create_task(poll())
+        for text in ("a" * 1_000_000, "_" * 500_000, " " * 500_000, "😀" * 200_000):
+            body = json.dumps({"prompt": text}).encode()
+            error = await refused(server, COMPLETIONS, body)
+            assert error["code"] == "context_length_exceeded"
+            messages = [{"role": "user", "content": text}]
+            await refused(server, CHAT, json.dumps({"messages": messages}).encode())
+        polling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await polling
+        assert texts(events((await stream).text)) == {0: "Hello" * 40}
+    assert worst < 1.0  # not a speed limit: a tokenizer on the loop would take many seconds
+
+
+@in_loop
+async def test_large_body_is_refused_before_it_is_read() -> None:
+    """B137: by its declared length, or by counting where none is declared."""
+    config = ServerConfig(max_body_bytes=10_000)
+    async with house(greeter(), config, live=True) as server:
+        await refused(server, COMPLETIONS, b"x" * 10_001, status=413)
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {10**15}\r\n\r\n"
+        reader, writer = await connect(server)
+        writer.write(head.encode())
+        answer_bytes = await reader.read()  # to the end: the connection is closed
+        assert b" 413 " in answer_bytes
+        writer.close()
+
+        async def chunks():  # type: ignore[no-untyped-def]
+            for _ in range(15):
+                yield b"x" * 1000
+
+        answer = await server.client.post(COMPLETIONS, content=chunks())
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "request_too_large"
+        assert (await server.complete("greet")).status_code == 200
+
+
+@in_loop
+async def test_body_that_never_comes_is_given_up() -> None:
+    """B151: slow bodies and lengths that promise more than comes."""
+    async with house(greeter(), live=True, body_timeout_seconds=0.1) as server:
+        reader, writer = await connect(server)
+        writer.write(
+            f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n{{".encode()
+        )
+        answer = await reader.read()  # to the end: the connection is closed
+        assert b" 408 " in answer
+        assert b"request_timeout" in answer
+        writer.close()
+        await eventually(lambda: server.core.num_open == 0)
