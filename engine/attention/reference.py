@@ -21,7 +21,8 @@ from engine.attention.tiles import Product, TilePlan, TileShape
 from engine.batch import Batch, to_device
 from engine.kv_cache import KVCache
 
-KV_RANGE = 128
+# Keys of a product: short sequences waste the rest of their last range.
+KV_RANGE = 64
 # Rows of a product: queries of a tile times heads of a group, if that group is not larger itself.
 MAX_TILE_ROWS = 16
 # Rows come in multiples of this: MKL has other kernels below 4 rows, and threads share out rows.

@@ -4,9 +4,9 @@ Pure planning on the host, for engine.attention.reference. Knows positions; must
 on keys or values.
 
              range 0        range 1        range 2
-             keys 0..127    128..255       256..383
-    tile 70  [M, D]x[D, R]  [M, D]x[D, R]  [M, D]x[D, R]   queries 280..283; M = 4 x group
-    tile 71  ...            ...            ...             queries 284..287
+             keys 0..63     64..127        128..191
+    tile 40  [M, D]x[D, R]  [M, D]x[D, R]  [M, D]x[D, R]   queries 160..163; M = 4 x group
+    tile 41  ...            ...            ...             queries 164..167
 
 Tiles and ranges lie at absolute positions, so a query always has the same place in the same
 products, however its sequence was cut into rows. A decode is a tile in which one query counts.
