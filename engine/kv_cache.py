@@ -121,6 +121,7 @@ class KVCache:
             dtype=dtype,
             device=device,
         )
+        self._gathered = self.layers.new_empty((2, 0))
 
     @property
     def spare_block(self) -> int:
@@ -141,13 +142,19 @@ class KVCache:
     def gather(self, layer: int, block_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of block_ids [items, blocks] int64.
 
-        Each is [items, blocks * block_size, kv_heads, head_dim] float32.
+        Each is [items, blocks * block_size, kv_heads, head_dim] float32, until the next gather:
+        they share one buffer, since fresh memory of this size costs as much as the copy.
         """
-        shape = (block_ids.shape[0], -1, self.num_kv_heads, self.head_dim)
         pool, flat_ids = self.layers[layer].flatten(2), block_ids.flatten()
-        keys = pool[0].index_select(0, flat_ids).view(shape)
-        values = pool[1].index_select(0, flat_ids).view(shape)
-        return keys.to(torch.float32), values.to(torch.float32)
+        size = flat_ids.numel() * pool.shape[2]
+        if self._gathered.shape[1] < size:
+            self._gathered = pool.new_empty((2, size))
+        gathered = self._gathered[:, :size].unflatten(1, (flat_ids.numel(), -1))
+        for part in range(2):
+            torch.index_select(pool[part], 0, flat_ids, out=gathered[part])
+        shape = (block_ids.shape[0], -1, self.num_kv_heads, self.head_dim)
+        keys, values = gathered.to(torch.float32)
+        return keys.view(shape), values.view(shape)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, target) each, in order: a later pair sees an earlier one."""
