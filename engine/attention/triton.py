@@ -34,6 +34,9 @@ LONG_TILE = 128
 FIXED_TILE = 64  # deterministic: the same instruction for a decode and for a prefill
 SPLIT_PROGRAMS_PER_MULTIPROCESSOR = 2
 ALIGNMENT = 4  # int32 to 16 bytes
+# The block table's load comes one stage before the keys', so 5 stages keep two tiles in flight.
+STAGES, WIDE_STAGES = 5, 3
+WIDE_HEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +245,7 @@ class TritonAttention:
             SCALED=self._scales is not None,
             DOT=dot_type(q.dtype),
             PRECISION=dot_precision(q.dtype),
-            num_warps=8 if tile >= LONG_TILE else 4,
-            num_stages=3,
+            **launch_options(tile, self._head_dim),
         )
 
     def _shape(self, layer: int) -> dict[str, int]:
@@ -258,6 +260,14 @@ class TritonAttention:
             "BLOCK_N": BLOCK_N,
             "CHUNK": self._chunk,
         }
+
+
+def launch_options(tile: int, head_dim: int) -> dict[str, int]:
+    """Warps and stages of the attention kernel; those that compile for sm_90 without spills."""
+    return {
+        "num_warps": 8 if tile >= FIXED_TILE else 4,
+        "num_stages": STAGES if head_dim < WIDE_HEAD else WIDE_STAGES,
+    }
 
 
 def _aligned(count: int) -> int:

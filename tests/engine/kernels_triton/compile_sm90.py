@@ -1,0 +1,160 @@
+"""Compiles kernels ahead of time for sm_90, without a GPU, and reports what came out, as JSON.
+
+A program of its own (python -m tests.engine.kernels_triton.compile_sm90 [all]), since one process
+can not both interpret and compile.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from engine.attention.triton import launch_options
+from engine.kernels.triton import attention, norms, rotary
+
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+INSTRUCTIONS = ("wgmma.mma_async", "mma.sync", "cp.async.cg", "ld.local", "st.local")
+
+
+@dataclass(frozen=True)
+class Case:
+    """`types` of the parameters that are no constants, in order; pointers are aligned."""
+
+    name: str
+    kernel: Any
+    types: str
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    nulls: tuple[str, ...] = ()
+    full: bool = field(default=False)  # only with `all`
+
+
+def attention_case(name: str, *, full: bool = False, **changes: Any) -> Case:
+    constants = {
+        "KV_HEADS": 8, "GROUP": 4, "GROUP_PADDED": 4, "HEAD_DIM": 128, "D_PADDED": 128,
+        "BLOCK_SIZE": 16, "WINDOW": 0, "BLOCK_M": 16, "BLOCK_N": 64, "CHUNK": 512,
+        "PARTIAL": True, "FOLD": False, "SCALED": False, "DOT": tl.bfloat16, "PRECISION": "tf32",
+        **changes,
+    }  # fmt: skip
+    kv = "*fp8e4nv" if constants["SCALED"] else "*bf16"
+    scales = "*fp32 *fp32 " if constants["SCALED"] else ""
+    types = f"*bf16 {kv} {kv} {scales}*bf16 *fp32 *fp32 *i32 *i32 *i32 *i32 *i32 fp32"
+    return Case(
+        f"attention {name}",
+        attention.attention_kernel,
+        types,
+        constants,
+        **launch_options(constants["BLOCK_M"], constants["HEAD_DIM"]),
+        nulls=() if scales else ("key_scales_ptr", "value_scales_ptr"),
+        full=full,
+    )
+
+
+def cases() -> Iterator[Case]:
+    yield attention_case("decode")
+    yield attention_case("prefill", BLOCK_M=128, PARTIAL=False)
+    yield attention_case("fixed decode", BLOCK_M=64)
+    yield attention_case("fixed prefill", BLOCK_M=64, PARTIAL=False, FOLD=True)
+    yield attention_case("fp8 decode", SCALED=True)
+    for dim, padded in ((64, 64), (80, 128), (96, 128), (256, 256)):
+        sizes = {"HEAD_DIM": dim, "D_PADDED": padded, "full": True}
+        yield attention_case(f"decode D{dim}", **sizes)
+        yield attention_case(f"prefill D{dim}", BLOCK_M=128, PARTIAL=False, **sizes)
+    for group in (1, 2, 8):
+        sizes = {"GROUP": group, "GROUP_PADDED": group, "full": True}
+        yield attention_case(f"decode G{group}", **sizes)
+    yield attention_case("decode window", WINDOW=4096, full=True)
+    yield attention_case("prefill window", WINDOW=4096, BLOCK_M=128, PARTIAL=False, full=True)
+    shape = {"KV_HEADS": 8, "GROUP": 4, "GROUP_PADDED": 4, "HEAD_DIM": 128}
+    yield Case(
+        "combine",
+        attention.combine_kernel,
+        "*bf16 *fp32 *fp32 *i32",
+        {**shape, "D_PADDED": 128, "WINDOW": 0, "BLOCK_M": 16, "BLOCK_N": 64, "CHUNK": 512},
+    )
+    for add in (False, True):
+        yield Case(
+            f"norm add={add}",
+            norms._norm_kernel,
+            "*bf16 *bf16 *bf16 *bf16 *bf16 fp32",
+            {"WIDTH": 4096, "BLOCK": 4096, "ADD": add},
+            num_warps=8,
+        )
+    yield Case("silu", norms._gated_silu_kernel, "*bf16 *bf16", {"WIDTH": 14336, "BLOCK": 1024})
+    for norm in (False, True):
+        yield Case(
+            f"rotary norm={norm}",
+            rotary._rotate_and_store_kernel,
+            ("*bf16 *bf16 *bf16" if norm else "*bf16") + " *fp32 *fp32 *i64 *i64"
+            " *bf16 *bf16 *bf16 fp32",
+            {**shape, "HALF_PADDED": 64, "NORM": norm, "SCALED": False, "LIMIT": 1e18},
+            nulls=("key_scales_ptr", "value_scales_ptr")
+            + (() if norm else ("q_norm_ptr", "k_norm_ptr")),
+        )
+
+
+def compile_case(case: Case) -> dict[str, Any]:
+    """Registers, spills, shared memory and the instructions looked for."""
+    constants = {**case.constants, **dict.fromkeys(case.nulls)}
+    types = iter(case.types.split())
+    signature = {
+        name: "constexpr" if name in constants else next(types) for name in case.kernel.arg_names
+    }
+    assert next(types, None) is None, f"{case.name}: more types than parameters"
+    places = {name: (index,) for index, name in enumerate(signature)}
+    source = ASTSource(
+        fn=case.kernel,
+        signature=signature,
+        constexprs={places[name]: value for name, value in constants.items()},
+        attrs={
+            places[name]: [["tt.divisibility", 16]]
+            for name, type_ in signature.items()
+            if type_.startswith("*")
+        },
+    )
+    compiled = triton.compile(
+        source,
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+    )
+    ptx = compiled.asm["ptx"]
+    return {
+        "name": case.name,
+        "shared": compiled.metadata.shared,
+        **usage(ptx),
+        **{name: ptx.count(name) for name in INSTRUCTIONS},
+    }
+
+
+def usage(ptx: str) -> dict[str, int]:
+    """Registers and bytes of spills, as the assembler counts them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        command = [str(PTXAS), "-v", "--gpu-name=sm_90a", str(path), "-o", f"{folder}/out"]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    assert registers is not None
+    assert spills is not None
+    return {"registers": int(registers[1]), "spill_bytes": int(spills[1]) + int(spills[2])}
+
+
+if __name__ == "__main__":
+    wanted = set(sys.argv[1:])
+    for case in cases():
+        if "all" in wanted or case.name in wanted or (not wanted and not case.full):
+            print(json.dumps(compile_case(case)), flush=True)

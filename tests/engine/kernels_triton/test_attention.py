@@ -1,0 +1,166 @@
+"""Triton attention in the interpreter: equal to dense attention; bits that no batch mate changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.triton import TritonAttention
+from engine.batch import Batch
+from engine.kv_cache import KVCache
+from tests.engine.test_attention import QKV, Shape, dense, random_sequence
+
+CPU = torch.device("cpu")
+CHUNK = 128
+
+
+@dataclass(frozen=True)
+class Row:
+    sequence: QKV
+    start: int
+    end: int
+
+
+class Cache:
+    """Sequences in a paged cache, in blocks dealt out at random; the rest is stale."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        window: int | None = None,
+        block_size: int = 16,
+        deterministic: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.cache = KVCache(shape, num_blocks=160, block_size=block_size, dtype=dtype, device=CPU)
+        self.cache.layers[:, :, :160] = 1e18
+        self.window = window
+        self.attention = TritonAttention(
+            self.cache,
+            num_heads=shape.num_heads,
+            windows=(window,),
+            deterministic=deterministic,
+            chunk=CHUNK,
+        )
+
+    def run(self, rows: list[Row], *, seed: int = 0) -> list[Tensor]:
+        """One step; what each sequence has before its row is in the cache already."""
+        block_size = self.cache.block_size
+        free = np.random.default_rng(seed).permutation(160)
+        counts = [-(-row.end // block_size) for row in rows]
+        tables = np.full((len(rows), max(counts)), -1, dtype=np.int32)
+        for index, count in enumerate(counts):
+            tables[index, :count], free = free[:count], free[count:]
+        slots = [
+            torch.tensor(
+                [tables[i, p // block_size] * block_size + p % block_size for p in range(row.end)],
+                dtype=torch.int64,
+            )
+            for i, row in enumerate(rows)
+        ]
+        for row, of_row in zip(rows, slots, strict=True):
+            if row.start:
+                keys, values = row.sequence.k[: row.start], row.sequence.v[: row.start]
+                self.cache.write(0, of_row[: row.start], keys, values)
+        lengths = np.array([row.end - row.start for row in rows])
+        starts = np.array([row.start for row in rows])
+        batch = Batch(
+            starts=starts,
+            lengths=lengths,
+            offsets=np.concatenate(([0], np.cumsum(lengths))),
+            block_tables=tables,
+            token_ids=torch.zeros(int(lengths.sum()), dtype=torch.int64),
+            positions=torch.cat([torch.arange(row.start, row.end) for row in rows]),
+            kv_slots=torch.cat([s[row.start :] for row, s in zip(rows, slots, strict=True)]),
+        )
+        q, k, v = (
+            torch.cat([getattr(row.sequence, name)[row.start : row.end] for row in rows])
+            for name in "qkv"
+        )
+        out = self.attention.plan(batch)(0, q, k, v)
+        return list(out.split(lengths.tolist()))
+
+
+def assert_equal_to_dense(shape: Shape, rows: list[tuple[int, int]], **options: object) -> None:
+    cache = Cache(shape, **options)
+    step = [Row(random_sequence(shape, end, i), start, end) for i, (start, end) in enumerate(rows)]
+    for row, result in zip(step, cache.run(step), strict=True):
+        expected = dense(row.sequence, cache.window)[row.start : row.end]
+        torch.testing.assert_close(result.double(), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_mixed_rows_equal_dense_attention() -> None:
+    """Decodes at the start, at block and chunk borders, a short row, a long one, a resumed one."""
+    shape = Shape(num_heads=6, num_kv_heads=2, head_dim=16)
+    rows = [(0, 1), (15, 16), (16, 17), (127, 128), (128, 129), (299, 300), (60, 63), (100, 240)]
+    assert_equal_to_dense(shape, rows)
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 100, 200])
+def test_sliding_window_equals_dense_attention(window: int) -> None:
+    shape = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
+    assert_equal_to_dense(shape, [(0, 1), (299, 300), (190, 194), (90, 180)], window=window)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_head_dims(head_dim: int) -> None:
+    shape = Shape(num_heads=2, num_kv_heads=1, head_dim=head_dim)
+    assert_equal_to_dense(shape, [(140, 141), (3, 40)])
+
+
+@pytest.mark.parametrize("group", range(1, 9))
+def test_groups_of_query_heads(group: int) -> None:
+    shape = Shape(num_heads=group, num_kv_heads=1, head_dim=16)
+    assert_equal_to_dense(shape, [(140, 141), (3, 40)])
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 32, 48])
+def test_block_sizes(block_size: int) -> None:
+    shape = Shape(num_heads=2, num_kv_heads=2, head_dim=16)
+    rows = [(63, 64), (40, 70)] if block_size > 1 else [(30, 31), (0, 40)]
+    assert_equal_to_dense(shape, rows, block_size=block_size)
+
+
+def test_a_decode_has_the_same_bits_alone_and_in_any_batch() -> None:
+    shape = Shape(num_heads=4, num_kv_heads=2, head_dim=16)
+    row = Row(random_sequence(shape, 300, 0), 299, 300)
+    mates = [Row(random_sequence(shape, n, n), n - 1, n) for n in (1, 17, 200, 333)]
+    alone = Cache(shape).run([row])[0]
+    together = Cache(shape).run([*mates[:2], row, *mates[2:]], seed=1)[2]
+    assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("window", [None, 90])
+def test_deterministic_bits_do_not_depend_on_how_a_sequence_is_cut(window: int | None) -> None:
+    """One prefill, pieces of it, and decodes one by one: equal to the last bit."""
+    shape = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
+    sequence = random_sequence(shape, 200, 0)
+    options = {"window": window, "deterministic": True}
+    whole = Cache(shape, **options).run([Row(sequence, 0, 200)])[0]
+    resumed = Cache(shape, **options).run([Row(sequence, 150, 200)])[0]
+    short = Cache(shape, **options).run([Row(sequence, 197, 200)])[0]
+    decode = Cache(shape, **options).run([Row(sequence, 199, 200)])[0]
+    assert torch.equal(whole[150:], resumed)
+    assert torch.equal(whole[197:], short)
+    assert torch.equal(whole[199:], decode)
+
+
+def test_stale_values_behind_the_end_of_a_block_are_not_seen() -> None:
+    """A broken row may have left infinities in a block that now belongs to another sequence."""
+    shape = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
+    cache = Cache(shape)
+    cache.cache.layers[:] = torch.nan
+    row = Row(random_sequence(shape, 21, 0), 20, 21)
+    result = cache.run([row])[0]
+    torch.testing.assert_close(result, dense(row.sequence, None)[20:].float())
+
+
+def test_a_step_without_short_rows_or_without_long_ones() -> None:
+    shape = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
+    assert_equal_to_dense(shape, [(0, 30)])
+    assert_equal_to_dense(shape, [(29, 30)])
