@@ -125,5 +125,8 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         return block in self._cached
 
+    def cached_blocks(self) -> tuple[int, ...]:
+        return tuple(self._cached)
+
     def free_blocks(self) -> tuple[int, ...]:
         return tuple(self._free)

@@ -122,7 +122,9 @@ class ServingLoop:
         self._last_result_at = now
         *events, stats = self._scheduler.apply(done.plan, result, now)
         assert isinstance(stats, StepStats)
-        times = replace(stats, plan_seconds=done.plan_seconds, step_seconds=step_seconds)
+        times = replace(
+            stats, plan_seconds=done.plan_seconds, step_seconds=step_seconds, ended_at=now
+        )
         self._emit([*events, times])
 
     def _failed(self, message: str) -> EngineFailed:

@@ -18,6 +18,7 @@ from scheduler.entry import Entry
 from scheduler.policy import Policy, max_total_tokens, never_fits
 from scheduler.prefix import Digest, KeyChain, sha256
 from scheduler.sequence import Sequence
+from scheduler.trace import Counts, kv_map, prompt_rows
 from scheduler.types import (
     Abort,
     Command,
@@ -26,7 +27,10 @@ from scheduler.types import (
     Finished,
     FinishReason,
     FirstToken,
+    Inspect,
     KVCapacity,
+    Preempted,
+    PromptRow,
     Request,
     StepPlan,
     StepResult,
@@ -55,16 +59,6 @@ class SchedulerLimits:
     watermark_blocks: int
     prefix_caching: bool = True
     max_chunk_tokens: int | None = None
-
-
-@dataclass(slots=True)
-class _Counts:
-    """What happened since the last StepStats."""
-
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
 
 
 class Scheduler:
@@ -96,7 +90,8 @@ class Scheduler:
         self._step = 0
         self._serial = 0
         self._draining = False
-        self._counts = _Counts()
+        self._planned_at = 0.0
+        self._counts = Counts()
 
     @property
     def idle(self) -> bool:
@@ -122,6 +117,8 @@ class Scheduler:
             case Drain():
                 self._draining = True
                 return []
+            case Inspect():
+                return [kv_map(self.batch)]
 
     def _submit(self, requests: tuple[Request, ...], now: float) -> list[Event]:
         refusal = self._refusal(requests)
@@ -169,6 +166,7 @@ class Scheduler:
         admissions; inside each group the policy's key decides.
         """
         draft = Draft(self._step + 1, self.limits.max_step_tokens)
+        self._planned_at = now
         self._make_way(draft.step)
         blocks_ran_out = self._plan_decodes(draft)
         for sequence in self.batch.running:
@@ -307,7 +305,7 @@ class Scheduler:
         """Back in line, with its tokens but without KV; its place in line is still its own."""
         sequence.num_lost = max(sequence.num_lost, sequence.num_computed)
         sequence.num_preemptions += 1
-        self._counts.preemptions += 1
+        self._counts.preempted.append(Preempted(sequence.request.id, self._planned_at))
         self.batch.leave(sequence)
         insort(self.waiting, sequence, key=_by_key)
 
@@ -334,8 +332,10 @@ class Scheduler:
             else:
                 events.extend(self._apply_row(sequence, plan, result, row, now))
         num_tokens = sum(draft.lengths)
+        num_decodes = draft.num_decodes
+        rows = prompt_rows(plan, num_decodes)
         events.append(
-            self._stats(num_tokens - draft.num_decodes, draft.num_decodes, result.device_seconds)
+            self._stats(num_tokens - num_decodes, num_decodes, result.device_seconds, rows)
         )
         return events
 
@@ -407,9 +407,13 @@ class Scheduler:
         return self._stats(0, 0, 0.0)
 
     def _stats(
-        self, num_prefill_tokens: int, num_decode_tokens: int, device_seconds: float
+        self,
+        num_prefill_tokens: int,
+        num_decode_tokens: int,
+        device_seconds: float,
+        rows: tuple[PromptRow, ...] = (),
     ) -> StepStats:
-        counts, self._counts = self._counts, _Counts()
+        counts, self._counts = self._counts, Counts()
         return StepStats(
             step=self._step,
             num_running=len(self.batch.running),
@@ -424,4 +428,6 @@ class Scheduler:
             prefix_queries=counts.prefix_queries,
             prefix_hits=counts.prefix_hits,
             device_seconds=device_seconds,
+            prompt_rows=rows,
+            preempted=tuple(counts.preempted),
         )

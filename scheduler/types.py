@@ -87,7 +87,12 @@ class Drain:
     """Take nothing new; the loop ends once what was accepted has finished."""
 
 
-Command = Submit | Abort | Drain
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Tell once who holds which KV block; asked for only while somebody looks."""
+
+
+Command = Submit | Abort | Drain | Inspect
 
 
 # --- plans and results: scheduler <-> engine -----------------------------------------------------
@@ -214,11 +219,35 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRow:
+    """A row of a step over known tokens: a chunk of a prompt, or what a preemption had lost.
+
+    `entered`: with this row the request got its slot, so what is before `start` was there already.
+    """
+
+    request_id: str
+    slot: int
+    start: int
+    length: int
+    entered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A running request gave up slot and KV at `at`."""
+
+    request_id: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     """Facts after one turn of the loop. Gauges are now; counts and seconds are this turn's.
 
     A turn that only handled commands has num_prefill_tokens = num_decode_tokens = 0 and no
-    seconds. Prefix queries and hits are prompt tokens looked up and found at admission.
+    seconds. Prefix queries and hits are prompt tokens looked up and found at admission. The step
+    ended at `ended_at`. Its rows that are not in `prompt_rows` are the decodes: one for each
+    sequence that runs and is past its prompt.
     """
 
     step: int
@@ -236,6 +265,17 @@ class StepStats:
     plan_seconds: float = 0.0
     step_seconds: float = 0.0
     device_seconds: float = 0.0
+    ended_at: float = 0.0
+    prompt_rows: tuple[PromptRow, ...] = ()
+    preempted: tuple[Preempted, ...] = ()
 
 
-Event = Tokens | Finished | StepStats
+@dataclass(frozen=True, slots=True)
+class KVMap:
+    """Who holds each block: little-endian uint16, 0 free, 1 cached, 2 several, 3 + i owners[i]."""
+
+    owners: tuple[str, ...]
+    blocks: bytes
+
+
+Event = Tokens | Finished | StepStats | KVMap

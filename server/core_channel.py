@@ -17,7 +17,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from scheduler.types import Abort, Command, Drain, Event
+from scheduler.types import Abort, Command, Drain, Event, Inspect
 from server.event_backlog import EventBacklog
 from server.wire import (
     Commands,
@@ -95,6 +95,8 @@ def _commands(message: ToCore) -> Iterator[Command]:
         yield Abort(message.aborts)
     if message.drain:
         yield Drain()
+    if message.inspect:
+        yield Inspect()
 
 
 class EventOutbox:

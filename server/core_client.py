@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 
 from scheduler.policy import max_total_tokens, never_fits
-from scheduler.types import Finished, FinishReason, Request, StepStats, Tokens
+from scheduler.types import Finished, FinishReason, KVMap, Request, StepStats, Tokens
 from server.event_backlog import Answer
 from server.retry_after import RetryAfter
 from server.wire import (
@@ -120,13 +120,14 @@ class CoreClient:
     """Everything the HTTP side may ask of the core.
 
     `on_stats` gets each StepStats; a core that died is reported as one with gauges of 0.
-    `on_loading` gets the progress of a load.
+    `on_loading` gets the progress of a load, `on_kv_map` what `inspect` asked for.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = CoreState.LOADING
         self.info: CoreInfo | None = None
         self.on_stats: Callable[[StepStats], None] = lambda _stats: None
+        self.on_kv_map: Callable[[KVMap], None] = lambda _kv_map: None
         self.on_loading: Callable[[Loading], None] = lambda _loading: None
         self.on_ready: Callable[[CoreInfo], None] = lambda _info: None
         self._clock = clock
@@ -219,6 +220,11 @@ class CoreClient:
         if aborts:
             self._aborts += aborts
             self._flush_soon()
+
+    def inspect(self) -> None:
+        """Asks for one KVMap; nothing comes where no core is ready."""
+        if self._writer is not None and self.info is not None:
+            self._writer.write(encode(Commands(inspect=True)))
 
     def _flush_soon(self) -> None:
         # All commands of one turn of the event loop leave in one message.
@@ -318,6 +324,8 @@ class CoreClient:
         for stats in step.stats:
             self._num_running = stats.num_running
             self.on_stats(stats)
+        if step.kv_map is not None:
+            self.on_kv_map(step.kv_map)
 
     def _end_streams(self, message: str) -> None:
         now = self._clock()

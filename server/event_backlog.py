@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields, replace
 
-from scheduler.types import Event, Finished, FirstToken, StepStats, TokenLogprobs, Tokens
+from scheduler.types import Event, Finished, FirstToken, KVMap, StepStats, TokenLogprobs, Tokens
 from server.wire import Step
 
 # One message carries about this many tokens and log-probabilities; more go into the next one.
@@ -55,9 +55,10 @@ class EventBacklog:
         self._answers: dict[str, Answer] = {}
         self._finished: dict[str, Finished] = {}
         self._stats: list[StepStats] = []
+        self._kv_map: KVMap | None = None  # the newest is enough
 
     def __bool__(self) -> bool:
-        return bool(self._answers or self._finished or self._stats)
+        return bool(self._answers or self._finished or self._stats or self._kv_map)
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -68,6 +69,8 @@ class EventBacklog:
                     self._finished[event.request_id] = event
                 case StepStats():
                     self._add_stats(event)
+                case KVMap():
+                    self._kv_map = event
 
     def _add_stats(self, stats: StepStats) -> None:
         if len(self._stats) < _MAX_UNSENT_STATS:
@@ -87,7 +90,8 @@ class EventBacklog:
         ended = [key for key in self._finished if key not in self._answers]
         finished = tuple(self._finished.pop(key) for key in ended)
         stats, self._stats = self._stats, []
-        return Step(tuple(tokens), finished, tuple(stats))
+        kv_map, self._kv_map = self._kv_map, None
+        return Step(tuple(tokens), finished, tuple(stats), kv_map)
 
 
 # Gauges are the newest; all other numbers of StepStats belong to their turn and add up.
@@ -98,6 +102,7 @@ _GAUGES = {
     "num_blocks",
     "num_blocks_used",
     "num_blocks_cached",
+    "ended_at",
 }
 _SUMS = tuple(field.name for field in fields(StepStats) if field.name not in _GAUGES)
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from scheduler.scheduler import SchedulerLimits
-from scheduler.types import Finished, KVCapacity, Request, StepStats, Submit, Tokens
+from scheduler.types import Finished, KVCapacity, KVMap, Request, StepStats, Submit, Tokens
 from server.config import EngineConfig
 
 MAX_MESSAGE_BYTES = 256 << 20
@@ -60,11 +60,12 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Commands(msgspec.Struct, frozen=True, tag="commands"):
-    """Everything since the last message. The order is: submits, then aborts, then the drain."""
+    """Everything since the last message. Order: submits, aborts, drain, inspect."""
 
     submits: tuple[Group, ...] = ()
     aborts: tuple[str, ...] = ()
     drain: bool = False
+    inspect: bool = False
 
 
 ToCore = Start | Commands
@@ -134,6 +135,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     tokens: tuple[Tokens, ...] = ()
     finished: tuple[Finished, ...] = ()
     stats: tuple[StepStats, ...] = ()
+    kv_map: KVMap | None = None
 
 
 FromCore = Loading | Ready | Failed | Step

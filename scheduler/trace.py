@@ -1,0 +1,61 @@
+"""What the scheduler tells about itself: counts between two StepStats, rows of prompts, the KV map.
+
+Facts for those who watch, gathered from plans and from the pool. It must not change anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from dataclasses import dataclass, field
+
+from scheduler.batch import Batch
+from scheduler.types import KVMap, Preempted, PromptRow, StepPlan
+
+_CACHED, _SHARED, _FIRST_OWNER = 1, 2, 3
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the last StepStats."""
+
+    preempted: list[Preempted] = field(default_factory=list)
+    recomputed_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+    @property
+    def preemptions(self) -> int:
+        return len(self.preempted)
+
+
+def prompt_rows(plan: StepPlan, num_decodes: int) -> tuple[PromptRow, ...]:
+    """The rows of `plan` behind its decodes."""
+    if num_decodes == len(plan.seq_ids):
+        return ()
+    entered = {admission.slot for admission in plan.admissions}
+    return tuple(
+        PromptRow(
+            plan.seq_ids[row],
+            plan.slots[row],
+            plan.starts[row],
+            plan.lengths[row],
+            plan.slots[row] in entered,
+        )
+        for row in range(num_decodes, len(plan.seq_ids))
+    )
+
+
+def kv_map(batch: Batch) -> KVMap:
+    """Who holds which block now; it takes time in proportion to the blocks in use."""
+    owners = batch.running[: 2**16 - _FIRST_OWNER]
+    pool = batch.pool
+    blocks = array("H", bytes(2 * pool.num_blocks))
+    for block in pool.cached_blocks():
+        blocks[block] = _CACHED
+    for number, sequence in enumerate(owners, _FIRST_OWNER):
+        for block in sequence.block_ids:
+            blocks[block] = number if blocks[block] == 0 else _SHARED
+    if sys.byteorder == "big":
+        blocks.byteswap()
+    return KVMap(tuple(sequence.request.id for sequence in owners), blocks.tobytes())
