@@ -65,15 +65,6 @@ class NativeOptions:
     tier: str | None = None  # instruction set; None: the best one here
 
 
-@dataclass(frozen=True, slots=True)
-class NativeOutput:
-    """Row i belongs to sample_tokens[i]. best is the lowest id of the largest logit, -1 where the
-    row's logits are not all finite."""
-
-    logits: Floats  # [samples, vocab], valid until the next step
-    best: Ints  # [samples]
-
-
 def physical_cores() -> int:
     """Cores this process may use, hardware threads of one core counted once."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -115,6 +106,7 @@ class NativeModel:
         self._handle = self._create(weights)
         weakref.finalize(self, loaded.paceline_destroy, self._handle)
         self._load(weights)
+        self._hidden = np.empty((0, config.hidden_size), dtype=np.float32)
         self._logits = np.empty((0, config.vocab_size), dtype=np.float32)
 
     def forward(
@@ -124,30 +116,42 @@ class NativeModel:
         positions: Ints,  # [tokens], ascending by one within a row
         row_starts: Ints,  # [rows + 1]; row i is tokens row_starts[i] .. row_starts[i + 1] - 1
         block_tables: Ints,  # [rows, blocks]
-        sample_tokens: Ints,  # [samples] indices of tokens whose logits are wanted
-    ) -> NativeOutput:
-        """Run a step: write KV at `positions`, attend causally, return logits.
+    ) -> Floats:
+        """Run a step: write KV at `positions`, attend causally.
 
-        Raises KernelError, with nothing computed, when an index is out of range.
+        Returns hidden states after the final norm, [tokens, hidden], valid until the next step. A
+        token that met a nan or an infinity has nans, no other has. Raises KernelError, with nothing
+        computed, when an index is out of range or the step has too many tokens.
         """
         arrays = [
             np.ascontiguousarray(a, dtype=np.int32)
-            for a in (token_ids, positions, row_starts, block_tables, sample_tokens)
+            for a in (token_ids, positions, row_starts, block_tables)
         ]
-        num_samples = len(sample_tokens)
-        if len(self._logits) < num_samples:
-            self._logits = np.empty((num_samples, self.config.vocab_size), dtype=np.float32)
-        best = np.empty(num_samples, dtype=np.int32)
+        num_tokens = len(arrays[0])
+        if len(self._hidden) < num_tokens:
+            self._hidden = np.empty((num_tokens, self.config.hidden_size), dtype=np.float32)
         batch = library.Batch(
-            len(arrays[0]), len(arrays[2]) - 1, num_samples, arrays[3].shape[1],
-            *(a.ctypes.data for a in arrays),
-        )  # fmt: skip
+            num_tokens, len(arrays[2]) - 1, arrays[3].shape[1], *(a.ctypes.data for a in arrays)
+        )
+        hidden = self._hidden[:num_tokens]
+        check(self._library.paceline_forward(self._handle, ctypes.byref(batch), hidden.ctypes.data))
+        return hidden
+
+    def logits(self, hidden: Floats) -> Floats:
+        """[rows, hidden] of a step -> [rows, vocab], valid until the next call.
+
+        Raises KernelError for more rows than a step may have tokens.
+        """
+        hidden = np.ascontiguousarray(hidden, dtype=np.float32)
+        if len(self._logits) < len(hidden):
+            self._logits = np.empty((len(hidden), self.config.vocab_size), dtype=np.float32)
+        logits = self._logits[: len(hidden)]
         check(
-            self._library.paceline_forward(
-                self._handle, ctypes.byref(batch), self._logits.ctypes.data, best.ctypes.data
+            self._library.paceline_logits(
+                self._handle, hidden.ctypes.data, len(hidden), logits.ctypes.data
             )
         )
-        return NativeOutput(self._logits[:num_samples], best)
+        return logits
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole KV blocks, (source, target) each, in order."""

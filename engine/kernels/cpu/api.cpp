@@ -83,9 +83,12 @@ int32_t paceline_set_norm(paceline_model* model, int32_t layer, int32_t which,
   return model->set_norm(layer, which, weight);
 }
 
-int32_t paceline_forward(paceline_model* model, const paceline_batch* batch, float* logits,
-                         int32_t* best) {
-  return model->forward(*batch, logits, best);
+int32_t paceline_forward(paceline_model* model, const paceline_batch* batch, float* hidden) {
+  return model->forward(*batch, hidden);
+}
+
+int32_t paceline_logits(paceline_model* model, const float* hidden, int32_t rows, float* logits) {
+  return model->logits(hidden, rows, logits);
 }
 
 int32_t paceline_copy_blocks(paceline_model* model, const int32_t* pairs, int32_t num_pairs) {

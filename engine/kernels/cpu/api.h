@@ -42,12 +42,11 @@ typedef struct {
 /* One step. Row i is tokens row_starts[i] .. row_starts[i + 1] - 1, of one sequence and in
  * ascending positions; its block table is block_tables + i * table_stride. */
 typedef struct {
-  int32_t num_tokens, num_rows, num_samples, table_stride;
-  const int32_t* token_ids;     /* [num_tokens] */
-  const int32_t* positions;     /* [num_tokens] */
-  const int32_t* row_starts;    /* [num_rows + 1] */
-  const int32_t* block_tables;  /* [num_rows][table_stride] */
-  const int32_t* sample_tokens; /* [num_samples] indices of tokens whose logits are wanted */
+  int32_t num_tokens, num_rows, table_stride;
+  const int32_t* token_ids;    /* [num_tokens] */
+  const int32_t* positions;    /* [num_tokens] */
+  const int32_t* row_starts;   /* [num_rows + 1] */
+  const int32_t* block_tables; /* [num_rows][table_stride] */
 } paceline_batch;
 
 typedef struct paceline_model paceline_model;
@@ -71,10 +70,11 @@ int32_t paceline_set_linear(paceline_model* model, int32_t layer, int32_t which,
                             const float* bias);
 int32_t paceline_set_norm(paceline_model* model, int32_t layer, int32_t which, const float* weight);
 
-/* Runs a step. out: logits [num_samples][vocab]; best [num_samples] the lowest id with the largest
- * logit, or -1 where the row's logits are not all finite. */
-int32_t paceline_forward(paceline_model* model, const paceline_batch* batch, float* logits,
-                         int32_t* best);
+/* Runs a step: stores the KV of all tokens. out: hidden states after the final norm, [num_tokens]
+ * [hidden]; a token whose computation met a nan or an infinity has nans there, no other has. */
+int32_t paceline_forward(paceline_model* model, const paceline_batch* batch, float* hidden);
+/* hidden: [rows][hidden] from a step. out: logits [rows][vocab]. */
+int32_t paceline_logits(paceline_model* model, const float* hidden, int32_t rows, float* logits);
 /* Copies whole blocks: pairs is [num_pairs][2], source then target, in order. */
 int32_t paceline_copy_blocks(paceline_model* model, const int32_t* pairs, int32_t num_pairs);
 /* out: nanoseconds of the calling thread by kind of phase since the last call, then zeroes them:

@@ -76,14 +76,17 @@ struct AttentionScratch {
         sum(peak + max_rows) {}
 };
 
+// scores[r][position] of `Tiles` tiles. Meanwhile fetches the tiles' values, which come next.
 template <class T, int Rows, int Tiles>
-inline void score_tiles(const QueryRow* rows, const T* const* keys, int head_dim, float* scores) {
+inline void score_tiles(const QueryRow* rows, const T* const* keys, const T* const* values,
+                        int head_dim, float* scores) {
   F16 acc[Rows][Tiles];
   for (int r = 0; r < Rows; ++r)
     for (int t = 0; t < Tiles; ++t) acc[r][t] = splat(0.0f);
   for (int d = 0; d < head_dim; ++d)
     for (int t = 0; t < Tiles; ++t) {
       const F16 k = load(keys[t] + d * kLanes);
+      __builtin_prefetch(values[t] + d * kLanes);
       for (int r = 0; r < Rows; ++r) acc[r][t] = fma(splat(rows[r].query[d]), k, acc[r][t]);
     }
   for (int r = 0; r < Rows; ++r)
@@ -91,15 +94,21 @@ inline void score_tiles(const QueryRow* rows, const T* const* keys, int head_dim
 }
 
 // partial[r] = sum of scores[r][p] * value[p] for first <= p < last, in ascending order of p.
+// Meanwhile fetches the tiles of keys in `next`, if there are any.
 template <class T, int Rows, int Tiles>
-inline void weigh_values(const float* scores, const T* const* values, int first, int last,
-                         int head_dim, float* partial) {
+inline void weigh_values(const float* scores, const T* const* values, const T* const* next,
+                         int first, int last, int head_dim, float* partial) {
   for (int d = 0; d < head_dim; d += Tiles * kLanes) {
     F16 acc[Rows][Tiles];
     for (int r = 0; r < Rows; ++r)
       for (int t = 0; t < Tiles; ++t) acc[r][t] = splat(0.0f);
     for (int p = first; p < last; ++p) {
-      const T* value = values[p / kLanes] + static_cast<size_t>(p % kLanes) * head_dim + d;
+      const size_t at = static_cast<size_t>(p % kLanes) * head_dim + d;
+      const T* value = values[p / kLanes] + at;
+      if (next) {
+        __builtin_prefetch(next[p / kLanes] + at);
+        if (sizeof(T) * Tiles * kLanes > 64) __builtin_prefetch(next[p / kLanes] + at + Tiles * kLanes / 2);
+      }
       for (int t = 0; t < Tiles; ++t) {
         const F16 v = load(value + t * kLanes);
         for (int r = 0; r < Rows; ++r)
@@ -149,27 +158,27 @@ inline void merge(float* out, float& out_peak, float& out_sum, const float* part
 }
 
 template <class T, int Rows>
-inline void group_scores(const QueryRow* rows, const T* const* keys, int num_tiles, int head_dim,
-                         float* scores) {
+inline void group_scores(const QueryRow* rows, const T* const* keys, const T* const* values,
+                         int num_tiles, int head_dim, float* scores) {
   int t = 0;
   for (; t + kTiles <= num_tiles; t += kTiles)
-    score_tiles<T, Rows, kTiles>(rows, keys + t, head_dim, scores + t * kLanes);
+    score_tiles<T, Rows, kTiles>(rows, keys + t, values + t, head_dim, scores + t * kLanes);
   for (; t < num_tiles; ++t)
-    score_tiles<T, Rows, 1>(rows, keys + t, head_dim, scores + t * kLanes);
+    score_tiles<T, Rows, 1>(rows, keys + t, values + t, head_dim, scores + t * kLanes);
 }
 
 template <class T, int Rows>
-inline void group_values(const float* scores, const T* const* values, int first, int last,
-                         int head_dim, float* partial) {
+inline void group_values(const float* scores, const T* const* values, const T* const* next,
+                         int first, int last, int head_dim, float* partial) {
   if (head_dim % (kTiles * kLanes) == 0)
-    return weigh_values<T, Rows, kTiles>(scores, values, first, last, head_dim, partial);
-  weigh_values<T, Rows, 1>(scores, values, first, last, head_dim, partial);
+    return weigh_values<T, Rows, kTiles>(scores, values, next, first, last, head_dim, partial);
+  weigh_values<T, Rows, 1>(scores, values, next, first, last, head_dim, partial);
 }
 
 // One range for up to four rows. keys and values point at its tiles of 16 positions.
 template <class T, int Rows>
-void attend_group(QueryRow* rows, const T* const* keys, const T* const* values, int start,
-                  int head_dim, int index, const AttentionScratch& scratch) {
+void attend_group(QueryRow* rows, const T* const* keys, const T* const* values,
+                  const T* const* next, int start, int head_dim, int index, const AttentionScratch& scratch) {
   int first = kRange, last = 0;  // of the whole group, relative to the range
   int firsts[Rows], lasts[Rows];
   for (int r = 0; r < Rows; ++r) {
@@ -184,7 +193,7 @@ void attend_group(QueryRow* rows, const T* const* keys, const T* const* values, 
   float* partial = scratch.partial;
   float peak[Rows], sum[Rows];
   const int skipped = first / kLanes;  // tiles before a sliding window
-  group_scores<T, Rows>(rows, keys + skipped, (last + kLanes - 1) / kLanes - skipped, head_dim,
+  group_scores<T, Rows>(rows, keys + skipped, values + skipped, (last + kLanes - 1) / kLanes - skipped, head_dim,
                         scores + skipped * kLanes);
   for (int r = 0; r < Rows; ++r) {
     if (firsts[r] < lasts[r]) {
@@ -193,7 +202,7 @@ void attend_group(QueryRow* rows, const T* const* keys, const T* const* values, 
       for (int p = 0; p < kRange; ++p) scores[r * kRange + p] = 0.0f;
     }
   }
-  group_values<T, Rows>(scores, values, first, last, head_dim, partial);
+  group_values<T, Rows>(scores, values, next, first, last, head_dim, partial);
   for (int r = 0; r < Rows; ++r) {
     if (firsts[r] >= lasts[r]) continue;
     const float* new_part = partial + static_cast<size_t>(r) * head_dim;
@@ -218,23 +227,34 @@ void attend(QueryRow* rows, int num_rows, const T* keys, const T* values, const 
     first = rows[r].first < first ? rows[r].first : first;
     last = rows[r].last > last ? rows[r].last : last;
   }
-  for (int start = first / kRange * kRange; start < last; start += kRange) {
-    const T* key_tiles[kRangeTiles];
-    const T* value_tiles[kRangeTiles];
+  // Tiles of this range and of the next; a tile that no row looks at points at one that some does.
+  const T* key_tiles[2][kRangeTiles];
+  const T* value_tiles[kRangeTiles];
+  const auto find_tiles = [&](int start, const T* pool, bool are_keys, const T** tiles) {
     for (int t = 0; t < kRangeTiles; ++t) {
-      const int p = start + t * kLanes;
-      if (p + kLanes <= first || p >= last) continue;  // no row looks at it
-      const int block = block_table[p / shape.block_size], i = p % shape.block_size;
-      key_tiles[t] = keys + shape.key_offset(block, kv_head, i);
-      value_tiles[t] = values + shape.value_offset(block, kv_head, i);
+      int p = start + t * kLanes;
+      p = p > last - 1 ? last - 1 : p < first ? first : p;
+      const int block = block_table[p / shape.block_size];
+      const int i = p % shape.block_size / kLanes * kLanes;
+      tiles[t] = pool + (are_keys ? shape.key_offset(block, kv_head, i)
+                                  : shape.value_offset(block, kv_head, i));
     }
+  };
+  int start = first / kRange * kRange;
+  find_tiles(start, keys, true, key_tiles[0]);
+  for (int turn = 0; start < last; start += kRange, turn ^= 1) {
+    find_tiles(start, values, false, value_tiles);
+    const bool more = start + kRange < last;
+    if (more) find_tiles(start + kRange, keys, true, key_tiles[turn ^ 1]);
+    const T* const* now = key_tiles[turn];
     for (int r = 0; r < num_rows; r += kGroup) {
+      const T* const* next = more && r == 0 ? key_tiles[turn ^ 1] : nullptr;
       const int n = num_rows - r < kGroup ? num_rows - r : kGroup;
       const int d = shape.head_dim;
-      if (n == 4) attend_group<T, 4>(rows + r, key_tiles, value_tiles, start, d, r, scratch);
-      if (n == 3) attend_group<T, 3>(rows + r, key_tiles, value_tiles, start, d, r, scratch);
-      if (n == 2) attend_group<T, 2>(rows + r, key_tiles, value_tiles, start, d, r, scratch);
-      if (n == 1) attend_group<T, 1>(rows + r, key_tiles, value_tiles, start, d, r, scratch);
+      if (n == 4) attend_group<T, 4>(rows + r, now, value_tiles, next, start, d, r, scratch);
+      if (n == 3) attend_group<T, 3>(rows + r, now, value_tiles, next, start, d, r, scratch);
+      if (n == 2) attend_group<T, 2>(rows + r, now, value_tiles, next, start, d, r, scratch);
+      if (n == 1) attend_group<T, 1>(rows + r, now, value_tiles, next, start, d, r, scratch);
     }
   }
   for (int r = 0; r < num_rows; ++r) {

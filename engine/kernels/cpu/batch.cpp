@@ -6,16 +6,14 @@
 namespace paceline {
 
 bool Model::valid(const paceline_batch& b) const {
-  if (b.num_tokens < 0 || b.num_tokens > c_.max_tokens || b.num_rows < 0 || b.num_samples < 0 ||
-      b.num_samples > c_.max_tokens || b.table_stride < 0 || b.row_starts[0] != 0 ||
+  if (b.num_tokens < 0 || b.num_tokens > c_.max_tokens || b.num_rows < 0 ||
+      b.table_stride < 0 || b.row_starts[0] != 0 ||
       b.row_starts[b.num_rows] != b.num_tokens)
     return false;
   for (int i = 0; i < b.num_tokens; ++i)
     if (b.token_ids[i] < 0 || b.token_ids[i] >= c_.vocab || b.positions[i] < 0 ||
         b.positions[i] >= c_.max_positions)
       return false;
-  for (int i = 0; i < b.num_samples; ++i)
-    if (b.sample_tokens[i] < 0 || b.sample_tokens[i] >= b.num_tokens) return false;
   for (int row = 0; row < b.num_rows; ++row) {
     const int first = b.row_starts[row], last = b.row_starts[row + 1] - 1;
     if (first > last || last >= b.num_tokens) return false;
@@ -44,15 +42,14 @@ void Model::plan_attention(const paceline_batch& b) {
   }
 }
 
-int Model::forward(const paceline_batch& batch, float* logits, int32_t* best) {
+int Model::forward(const paceline_batch& batch, float* hidden) {
   if (!complete()) return PACELINE_INCOMPLETE;
   if (!valid(batch)) return PACELINE_BAD_BATCH;
   if (batch.num_tokens == 0) return 0;
   team_.settle();  // threads on their way out of the last step still look at its counts
   plan_attention(batch);
   batch_ = batch;
-  logits_ = logits;
-  best_ = best;
+  hidden_out_ = hidden;
   team_.run([this](int thread) { step(thread); });
   return 0;
 }

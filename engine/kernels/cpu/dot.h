@@ -1,21 +1,23 @@
-// Exact integer dot products of one weight block (32 x 16 outputs) with up to eight activation rows.
+// Exact integer dot products of one weight block (32 outputs x 32 k) with up to four activation rows.
 //
-// Weight bytes come in groups of four k for each of 16 outputs, as vpdpbusd reads them:
+// Weight bytes come in groups of four k for each of 16 outputs, as vpdpbusd reads them; the second
+// 16 outputs follow the first:
 //   8 bit: byte (k / 4) * 64 + output * 4 + k % 4, value + 128
 //   4 bit: the same for k < 16 in the low nibbles, k + 16 in the high ones, value as in the file
-// The sums are int32 and exact on every tier, so their order is free.
+// x: rows of 32 activations; minus_sum: -(sum of a row). acc[row][half of the outputs] is added to;
+// the sums are int32 and exact on every tier, so their order is free.
 #pragma once
 
 #include "activations.h"
 
 namespace paceline {
 
-// Rows per pass: what the registers of the tier hold.
-#if defined(PACELINE_AVX512)
-constexpr int kMaxRows = 8;
-#else
 constexpr int kMaxRows = 4;
-#endif
+
+template <bool Nibbles>
+constexpr int half_bytes() {  // of 16 outputs
+  return Nibbles ? 256 : 512;
+}
 
 inline int32_t four_bytes(const int8_t* p) {
   int32_t x;
@@ -25,112 +27,121 @@ inline int32_t four_bytes(const int8_t* p) {
 
 #if defined(PACELINE_AVX512)
 
+template <int Rows>
+inline void dot_step(__m512i w0, __m512i w1, const int8_t* x, I16 (&acc)[Rows][2]) {
+  for (int r = 0; r < Rows; ++r) {
+    const __m512i four = _mm512_set1_epi32(four_bytes(x + r * kBlock));
+    acc[r][0].v = _mm512_dpbusd_epi32(acc[r][0].v, w0, four);
+    acc[r][1].v = _mm512_dpbusd_epi32(acc[r][1].v, w1, four);
+  }
+}
+
 template <bool Nibbles, int Rows>
-inline void dot_block(const uint8_t* w, const QuantBlock& a, int row0, I16 (&acc)[Rows]) {
-  __m512i weights[8];
+inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][2]) {
+  constexpr int second = half_bytes<Nibbles>();
   if constexpr (Nibbles) {
     const __m512i low = _mm512_set1_epi8(15);
     for (int j = 0; j < 4; ++j) {
-      const __m512i x = _mm512_loadu_si512(w + 64 * j);
-      weights[j] = _mm512_and_si512(x, low);
-      weights[j + 4] = _mm512_and_si512(_mm512_srli_epi16(x, 4), low);
+      const __m512i w0 = _mm512_loadu_si512(w + 64 * j);
+      const __m512i w1 = _mm512_loadu_si512(w + second + 64 * j);
+      dot_step(_mm512_and_si512(w0, low), _mm512_and_si512(w1, low), x + 4 * j, acc);
+      dot_step(_mm512_and_si512(_mm512_srli_epi16(w0, 4), low),
+               _mm512_and_si512(_mm512_srli_epi16(w1, 4), low), x + 16 + 4 * j, acc);
     }
   } else {
-    for (int j = 0; j < 8; ++j) weights[j] = _mm512_loadu_si512(w + 64 * j);
-  }
-  for (int j = 0; j < 8; ++j)
-    for (int r = 0; r < Rows; ++r)
-      acc[r].v = _mm512_dpbusd_epi32(acc[r].v, weights[j],
-                                     _mm512_set1_epi32(four_bytes(a.q[row0 + r] + 4 * j)));
-}
-
-#elif defined(PACELINE_AVX2) && defined(__AVXVNNI__)
-
-template <bool Nibbles, int Rows>
-inline void dot_block(const uint8_t* w, const QuantBlock& a, int row0, I16 (&acc)[Rows]) {
-  const __m256i low = _mm256_set1_epi8(15);
-  const __m256i* p = reinterpret_cast<const __m256i*>(w);
-  for (int j = 0; j < 8; ++j) {
-    __m256i w0 = _mm256_loadu_si256(p + 2 * (Nibbles ? j % 4 : j));
-    __m256i w1 = _mm256_loadu_si256(p + 2 * (Nibbles ? j % 4 : j) + 1);
-    if constexpr (Nibbles) {
-      if (j >= 4) w0 = _mm256_srli_epi16(w0, 4), w1 = _mm256_srli_epi16(w1, 4);
-      w0 = _mm256_and_si256(w0, low);
-      w1 = _mm256_and_si256(w1, low);
-    }
-    for (int r = 0; r < Rows; ++r) {
-      const __m256i x = _mm256_set1_epi32(four_bytes(a.q[row0 + r] + 4 * j));
-      acc[r].lo = _mm256_dpbusd_avx_epi32(acc[r].lo, w0, x);
-      acc[r].hi = _mm256_dpbusd_avx_epi32(acc[r].hi, w1, x);
-    }
+    for (int j = 0; j < 8; ++j)
+      dot_step(_mm512_loadu_si512(w + 64 * j), _mm512_loadu_si512(w + second + 64 * j), x + 4 * j,
+               acc);
   }
 }
 
 #elif defined(PACELINE_AVX2)
 
+// Weights of eight outputs and four k: unsigned, for group j of eight.
+template <bool Nibbles>
+inline __m256i eight_weights(const uint8_t* w, int j) {
+  const __m256i x =
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 64 * (Nibbles ? j % 4 : j)));
+  if constexpr (!Nibbles) return x;
+  return _mm256_and_si256(j < 4 ? x : _mm256_srli_epi16(x, 4), _mm256_set1_epi8(15));
+}
+
+#if defined(__AVXVNNI__)
+
 template <bool Nibbles, int Rows>
-inline void dot_block(const uint8_t* w, const QuantBlock& a, int row0, I16 (&acc)[Rows]) {
-  const __m256i* p = reinterpret_cast<const __m256i*>(w);
-  const __m256i ones = _mm256_set1_epi16(1);
-  if constexpr (Nibbles) {
-    // A block fits in int16: eight sums of two products of at most 15 * 127 make 30480.
-    const __m256i low = _mm256_set1_epi8(15);
-    __m256i lo[Rows], hi[Rows];
-    for (int r = 0; r < Rows; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
-    for (int j = 0; j < 8; ++j) {
-      __m256i w0 = _mm256_loadu_si256(p + 2 * (j % 4)), w1 = _mm256_loadu_si256(p + 2 * (j % 4) + 1);
-      if (j >= 4) w0 = _mm256_srli_epi16(w0, 4), w1 = _mm256_srli_epi16(w1, 4);
-      w0 = _mm256_and_si256(w0, low);
-      w1 = _mm256_and_si256(w1, low);
-      for (int r = 0; r < Rows; ++r) {
-        const __m256i x = _mm256_set1_epi32(four_bytes(a.q[row0 + r] + 4 * j));
-        lo[r] = _mm256_add_epi16(lo[r], _mm256_maddubs_epi16(w0, x));
-        hi[r] = _mm256_add_epi16(hi[r], _mm256_maddubs_epi16(w1, x));
-      }
-    }
-    for (int r = 0; r < Rows; ++r) {
-      acc[r].lo = _mm256_add_epi32(acc[r].lo, _mm256_madd_epi16(lo[r], ones));
-      acc[r].hi = _mm256_add_epi32(acc[r].hi, _mm256_madd_epi16(hi[r], ones));
-    }
-  } else {
-    // w * x = |w| * (x with the sign of w): two products make at most 2 * 128 * 127 = 32512. The
-    // zero point 128 is taken off the weights here and put back as 128 * sum(x) by the caller's
-    // correction, so it is added once more below.
-    const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
-    for (int j = 0; j < 8; ++j) {
-      const __m256i w0 = _mm256_xor_si256(_mm256_loadu_si256(p + 2 * j), offset);
-      const __m256i w1 = _mm256_xor_si256(_mm256_loadu_si256(p + 2 * j + 1), offset);
-      const __m256i m0 = _mm256_abs_epi8(w0), m1 = _mm256_abs_epi8(w1);
-      for (int r = 0; r < Rows; ++r) {
-        const __m256i x = _mm256_set1_epi32(four_bytes(a.q[row0 + r] + 4 * j));
-        const __m256i s0 = _mm256_maddubs_epi16(m0, _mm256_sign_epi8(x, w0));
-        const __m256i s1 = _mm256_maddubs_epi16(m1, _mm256_sign_epi8(x, w1));
-        acc[r].lo = _mm256_add_epi32(acc[r].lo, _mm256_madd_epi16(s0, ones));
-        acc[r].hi = _mm256_add_epi32(acc[r].hi, _mm256_madd_epi16(s1, ones));
-      }
-    }
-    for (int r = 0; r < Rows; ++r) {
-      const __m256i back = _mm256_set1_epi32(-128 * a.minus_sum[row0 + r]);
-      acc[r].lo = _mm256_add_epi32(acc[r].lo, back);
-      acc[r].hi = _mm256_add_epi32(acc[r].hi, back);
-    }
+inline void dot_eight(const uint8_t* w, const int8_t* x, const int32_t*, __m256i (&acc)[Rows]) {
+  for (int j = 0; j < 8; ++j) {
+    const __m256i weights = eight_weights<Nibbles>(w, j);
+    for (int r = 0; r < Rows; ++r)
+      acc[r] = _mm256_dpbusd_avx_epi32(acc[r], weights,
+                                       _mm256_set1_epi32(four_bytes(x + r * kBlock + 4 * j)));
   }
 }
 
 #else
 
 template <bool Nibbles, int Rows>
-inline void dot_block(const uint8_t* w, const QuantBlock& a, int row0, I16 (&acc)[Rows]) {
-  for (int k = 0; k < kBlock; ++k) {
-    const int byte = Nibbles ? k % 16 : k;
-    const uint8_t* p = w + byte / 4 * 64 + byte % 4;
-    const int shift = Nibbles && k >= 16 ? 4 : 0;
-    for (int r = 0; r < Rows; ++r) {
-      const int x = a.q[row0 + r][k];
-      for (int n = 0; n < kLanes; ++n)
-        acc[r].v[n] += (Nibbles ? (p[4 * n] >> shift) & 15 : p[4 * n]) * x;
+inline void dot_eight(const uint8_t* w, const int8_t* x, const int32_t* minus_sum,
+                      __m256i (&acc)[Rows]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  if constexpr (Nibbles) {
+    // A block fits in int16: eight sums of two products of at most 15 * 127 make 30480.
+    __m256i sums[Rows];
+    for (int r = 0; r < Rows; ++r) sums[r] = _mm256_setzero_si256();
+    for (int j = 0; j < 8; ++j) {
+      const __m256i weights = eight_weights<true>(w, j);
+      for (int r = 0; r < Rows; ++r) {
+        const __m256i four = _mm256_set1_epi32(four_bytes(x + r * kBlock + 4 * j));
+        sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(weights, four));
+      }
     }
+    for (int r = 0; r < Rows; ++r)
+      acc[r] = _mm256_add_epi32(acc[r], _mm256_madd_epi16(sums[r], ones));
+  } else {
+    // 8 x 8 bits would overflow int16, but |w| * (x with the sign of w) does not, for signed w: two
+    // products make at most 2 * 128 * 127 = 32512. So 128 is taken off w, and 128 * sum(x) added.
+    const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
+    for (int j = 0; j < 8; ++j) {
+      const __m256i weights = _mm256_xor_si256(eight_weights<false>(w, j), offset);
+      const __m256i size = _mm256_abs_epi8(weights);
+      for (int r = 0; r < Rows; ++r) {
+        const __m256i four = _mm256_set1_epi32(four_bytes(x + r * kBlock + 4 * j));
+        const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four, weights));
+        acc[r] = _mm256_add_epi32(acc[r], _mm256_madd_epi16(pairs, ones));
+      }
+    }
+    for (int r = 0; r < Rows; ++r)
+      acc[r] = _mm256_sub_epi32(acc[r], _mm256_set1_epi32(128 * minus_sum[r]));
   }
+}
+
+#endif
+
+template <bool Nibbles, int Rows>
+inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* minus_sum,
+                      I16 (&acc)[Rows][2]) {
+  for (int half = 0; half < 2; ++half, w += half_bytes<Nibbles>()) {
+    __m256i lo[Rows], hi[Rows];
+    for (int r = 0; r < Rows; ++r) lo[r] = acc[r][half].lo, hi[r] = acc[r][half].hi;
+    dot_eight<Nibbles, Rows>(w, x, minus_sum, lo);
+    dot_eight<Nibbles, Rows>(w + 32, x, minus_sum, hi);
+    for (int r = 0; r < Rows; ++r) acc[r][half] = {lo[r], hi[r]};
+  }
+}
+
+#else
+
+template <bool Nibbles, int Rows>
+inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][2]) {
+  for (int half = 0; half < 2; ++half, w += half_bytes<Nibbles>())
+    for (int k = 0; k < kBlock; ++k) {
+      const int byte = Nibbles ? k % 16 : k;
+      const uint8_t* p = w + byte / 4 * 64 + byte % 4;
+      const int shift = Nibbles && k >= 16 ? 4 : 0, mask = Nibbles ? 15 : 255;
+      for (int r = 0; r < Rows; ++r)
+        for (int n = 0; n < kLanes; ++n)
+          acc[r][half].v[n] += ((p[4 * n] >> shift) & mask) * x[r * kBlock + k];
+    }
 }
 
 #endif

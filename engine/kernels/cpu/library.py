@@ -53,11 +53,8 @@ class Batch(Structure):
     """paceline_batch of api.h."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("num_tokens", "num_rows", "num_samples", "table_stride")),
-        *(
-            (name, c_void_p)
-            for name in ("token_ids", "positions", "row_starts", "block_tables", "sample_tokens")
-        ),
+        *((name, c_int32) for name in ("num_tokens", "num_rows", "table_stride")),
+        *((name, c_void_p) for name in ("token_ids", "positions", "row_starts", "block_tables")),
     )
 
 
@@ -76,7 +73,8 @@ _SIGNATURES = {
         (c_void_p, *(c_int32,) * 5, c_void_p, c_uint64, c_void_p),
     ),
     "paceline_set_norm": (c_int32, (c_void_p, c_int32, c_int32, c_void_p)),
-    "paceline_forward": (c_int32, (c_void_p, POINTER(Batch), c_void_p, c_void_p)),
+    "paceline_forward": (c_int32, (c_void_p, POINTER(Batch), c_void_p)),
+    "paceline_logits": (c_int32, (c_void_p, c_void_p, c_int32, c_void_p)),
     "paceline_copy_blocks": (c_int32, (c_void_p, c_void_p, c_int32)),
     "paceline_profile": (None, (c_void_p, c_void_p)),
     "paceline_multiply": (

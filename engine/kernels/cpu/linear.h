@@ -1,34 +1,38 @@
-// A weight matrix [n outputs, k inputs], packed once into tiles of 16 outputs, and its product with
+// A weight matrix [n outputs, k inputs], packed once into tiles of 32 outputs, and its product with
 // one panel of activations. Knows nothing of layers or threads.
 //
-//   quantised tile: [K/32] quants (256 or 512 bytes, see dot.h), then [K/32] x 16 half scales,
-//                   for Q4_1 each followed by 16 half minima
-//   dense tile:     [K][16] fp32, fp16 or bf16
+//   quantised tile: [K/32] blocks of quants (2 x 256 or 2 x 512 bytes, see dot.h), 32 half scales
+//                   and, for Q4_1, 32 half minima; so a matrix is one sequential stream
+//   dense tile:     [K][32] fp32, fp16 or bf16
 #pragma once
 
 #include "activations.h"
 
 namespace paceline {
 
+constexpr int kTile = 32;  // outputs
+
 enum class Kind : int32_t { kQ4_0 = 0, kQ4_1 = 1, kQ8_0 = 2, kF32 = 3, kF16 = 4, kBF16 = 5 };
 
 constexpr bool is_dense(Kind kind) { return kind >= Kind::kF32; }
 constexpr int dense_bytes(Kind kind) { return kind == Kind::kF32 ? 4 : 2; }
-constexpr int quant_bytes(Kind kind) { return kind == Kind::kQ8_0 ? 512 : 256; }
-constexpr int scale_bytes(Kind kind) { return kind == Kind::kQ4_1 ? 64 : 32; }
+constexpr int quant_bytes(Kind kind) { return kind == Kind::kQ8_0 ? 1024 : 512; }
+constexpr int block_bytes(Kind kind) {
+  return quant_bytes(kind) + (kind == Kind::kQ4_1 ? 128 : 64);
+}
 
 struct Linear {
   Kind kind = Kind::kF32;
   int n = 0, k = 0;
   const uint8_t* tiles = nullptr;
-  const float* bias = nullptr;  // [n rounded up to 16] or null
+  const float* bias = nullptr;  // [n rounded up to 32] or null
 
-  int num_tiles() const { return (n + kLanes - 1) / kLanes; }
+  int num_tiles() const { return (n + kTile - 1) / kTile; }
   size_t tile_bytes() const {
     const size_t blocks = static_cast<size_t>(k / kBlock);
     const size_t bytes = is_dense(kind)
-                             ? static_cast<size_t>(k) * kLanes * dense_bytes(kind)
-                             : blocks * (quant_bytes(kind) + scale_bytes(kind));
+                             ? static_cast<size_t>(k) * kTile * dense_bytes(kind)
+                             : blocks * block_bytes(kind);
     return (bytes + 63) / 64 * 64;
   }
   const uint8_t* tile(int i) const { return tiles + tile_bytes() * static_cast<size_t>(i); }
@@ -41,10 +45,10 @@ inline F16 load_weights(const uint8_t* p) {
   return widen_bf16(reinterpret_cast<const uint16_t*>(p));
 }
 
-// out[row of the panel][16] for one tile; `rows` of the panel's eight rows are in use. An output
+// out[row of the panel][32] for one tile; `rows` of the panel's eight rows are in use. An output
 // depends on its own row only, and its order over K is fixed.
 void multiply(const Linear& w, int tile, const Activations& a, int panel, int rows,
-              float (*out)[kLanes]);
+              float (*out)[kTile]);
 
 // Packs tile `tile` from rows as the file has them: GGUF blocks, or plain fp32, fp16 or bf16.
 // Outputs past n are zero.

@@ -61,8 +61,8 @@ bool Model::allocate() {
   const size_t kv = layer_kv_elements() * c_.num_layers * (c_.kv_half ? 2 : 4);
   items_.resize(tokens * c_.num_kv_heads);
   token_rows_.resize(tokens);
-  return weights_.allocate(c_.weight_bytes) && keys_.allocate(kv, Pages::kSmall) &&
-         values_.allocate(kv, Pages::kSmall) &&
+  return weights_.allocate(c_.weight_bytes) && keys_.allocate(kv, Pages::kHuge) &&
+         values_.allocate(kv, Pages::kHuge) &&
          hidden_.allocate(tokens * c_.hidden * sizeof(float)) &&
          qkv_.allocate(tokens * qkv_width() * sizeof(float)) &&
          norm_act_.allocate(activation_bytes(c_.max_tokens, c_.hidden, c_.dense)) &&
@@ -113,7 +113,7 @@ int Model::set_linear(int layer, int which, Kind kind, int n, int k, const uint8
     });
   });
   if (bias) {
-    biases_.emplace_back(w.num_tiles() * kLanes, 0.0f);
+    biases_.emplace_back(w.num_tiles() * kTile, 0.0f);
     std::copy(bias, bias + n, biases_.back().begin());
     w.bias = biases_.back().data();
   }

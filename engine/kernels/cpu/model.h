@@ -52,7 +52,8 @@ class Model {
   int set_linear(int layer, int which, Kind kind, int n, int k, const uint8_t* weight,
                  size_t row_bytes, const float* bias);
   int set_norm(int layer, int which, const float* weight);
-  int forward(const paceline_batch& batch, float* logits, int32_t* best);
+  int forward(const paceline_batch& batch, float* hidden);
+  int logits(const float* hidden, int rows, float* logits);
   int copy_blocks(const int32_t* pairs, int num_pairs);
   void profile(uint64_t* out);
 
@@ -104,8 +105,7 @@ class Model {
   int num_items_ = 0;
   std::vector<int> token_rows_;  // [max_tokens] the row of each token
   paceline_batch batch_ = {};  // the step that runs
-  float* logits_ = nullptr;
-  int32_t* best_ = nullptr;
+  float* hidden_out_ = nullptr;
   uint64_t phase_ns_[kNumPhaseKinds] = {};
   uint64_t last_mark_ = 0;
   Team team_;

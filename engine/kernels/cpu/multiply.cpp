@@ -5,56 +5,66 @@
 namespace paceline {
 namespace {
 
-// out[r] = 16 outputs of row row0 + r. The order over K is the same for every row and any Rows.
+// out[r] = 32 outputs of row row0 + r. The order over K is the same for every row and any Rows.
 template <Kind K, int Rows>
 inline void quant_rows(const uint8_t* tile, const QuantBlock* a, int num_blocks, int row0,
-                       F16 (&out)[Rows]) {
+                       F16 (&out)[Rows][2]) {
   constexpr bool nibbles = K != Kind::kQ8_0;
   constexpr bool has_min = K == Kind::kQ4_1;
-  const half* scales =
-      reinterpret_cast<const half*>(tile + static_cast<size_t>(num_blocks) * quant_bytes(K));
-  for (int r = 0; r < Rows; ++r) out[r] = splat(0.0f);
-  for (int b = 0; b < num_blocks; ++b) {
-    I16 acc[Rows];
+  for (int b = 0; b < num_blocks; ++b, ++a, tile += block_bytes(K)) {
+    const int32_t* minus_sum = a->minus_sum + row0;
+    I16 acc[Rows][2];
     for (int r = 0; r < Rows; ++r)
-      acc[r] = has_min ? splat(0) : shift_left<nibbles ? 3 : 7>(splat(a[b].minus_sum[row0 + r]));
-    dot_block<nibbles, Rows>(tile + static_cast<size_t>(b) * quant_bytes(K), a[b], row0, acc);
-    const F16 scale = load(scales);
-    for (int r = 0; r < Rows; ++r)
-      out[r] = fma(to_float(acc[r]), scale * splat(a[b].scale[row0 + r]), out[r]);
-    if constexpr (has_min) {
-      const F16 minimum = load(scales + kLanes);
+      acc[r][0] = acc[r][1] =
+          has_min ? splat(0) : shift_left<nibbles ? 3 : 7>(splat(minus_sum[r]));
+    dot_block<nibbles, Rows>(tile, a->q[row0], minus_sum, acc);
+    const half* scales = reinterpret_cast<const half*>(tile + quant_bytes(K));
+    for (int i = 0; i < 2; ++i) {
+      const F16 scale = load(scales + i * kLanes);
       for (int r = 0; r < Rows; ++r)
-        out[r] = fma(minimum, splat(a[b].scaled_sum[row0 + r]), out[r]);
+        out[r][i] = fma(to_float(acc[r][i]), scale * splat(a->scale[row0 + r]), out[r][i]);
+      if constexpr (has_min) {
+        const F16 minimum = load(scales + kTile + i * kLanes);
+        for (int r = 0; r < Rows; ++r)
+          out[r][i] = fma(minimum, splat(a->scaled_sum[row0 + r]), out[r][i]);
+      }
     }
-    scales += scale_bytes(K) / 2;
   }
 }
 
 template <Kind K, int Rows>
-inline void dense_rows(const uint8_t* tile, const float* a, int k, int row0, F16 (&out)[Rows]) {
-  for (int r = 0; r < Rows; ++r) out[r] = splat(0.0f);
-  for (int i = 0; i < k; ++i) {
-    const F16 w = load_weights<K>(tile + static_cast<size_t>(i) * kLanes * dense_bytes(K));
-    for (int r = 0; r < Rows; ++r) out[r] = fma(w, splat(a[i * kPanel + row0 + r]), out[r]);
+inline void dense_rows(const uint8_t* tile, const float* a, int k, int row0, F16 (&out)[Rows][2]) {
+  constexpr int half_tile = kLanes * dense_bytes(K);
+  a += row0;
+  for (int i = 0; i < k; ++i, a += kPanel, tile += 2 * half_tile) {
+    const F16 w0 = load_weights<K>(tile), w1 = load_weights<K>(tile + half_tile);
+    for (int r = 0; r < Rows; ++r) {
+      const F16 x = splat(a[r]);
+      out[r][0] = fma(w0, x, out[r][0]);
+      out[r][1] = fma(w1, x, out[r][1]);
+    }
   }
 }
 
 template <Kind K, int Rows>
 void tile_rows(const Linear& w, int tile, const Activations& a, int panel, int row0,
-                      float (*out)[kLanes]) {
-  F16 acc[Rows];
+               float (*out)[kTile]) {
+  F16 acc[Rows][2];
+  for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
   if constexpr (is_dense(K))
     dense_rows<K, Rows>(w.tile(tile), a.dense_panel(panel), w.k, row0, acc);
   else
     quant_rows<K, Rows>(w.tile(tile), a.quant_panel(panel), a.num_blocks, row0, acc);
-  const F16 bias = w.bias ? load(w.bias + tile * kLanes) : splat(0.0f);
-  for (int r = 0; r < Rows; ++r) store(out[row0 + r], w.bias ? acc[r] + bias : acc[r]);
+  for (int i = 0; i < 2; ++i)
+    for (int r = 0; r < Rows; ++r) {
+      if (w.bias) acc[r][i] = acc[r][i] + load(w.bias + tile * kTile + i * kLanes);
+      store(out[row0 + r] + i * kLanes, acc[r][i]);
+    }
 }
 
 template <Kind K>
 void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int rows,
-                       float (*out)[kLanes]) {
+                float (*out)[kTile]) {
   int row = 0;
   for (; rows - row >= kMaxRows; row += kMaxRows)
     tile_rows<K, kMaxRows>(w, tile, a, panel, row, out);
@@ -62,12 +72,6 @@ void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int 
     case 1: return tile_rows<K, 1>(w, tile, a, panel, row, out);
     case 2: return tile_rows<K, 2>(w, tile, a, panel, row, out);
     case 3: return tile_rows<K, 3>(w, tile, a, panel, row, out);
-#if defined(PACELINE_AVX512)
-    case 4: return tile_rows<K, 4>(w, tile, a, panel, row, out);
-    case 5: return tile_rows<K, 5>(w, tile, a, panel, row, out);
-    case 6: return tile_rows<K, 6>(w, tile, a, panel, row, out);
-    case 7: return tile_rows<K, 7>(w, tile, a, panel, row, out);
-#endif
     default: return;
   }
 }
@@ -75,7 +79,7 @@ void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int 
 }  // namespace
 
 void multiply(const Linear& w, int tile, const Activations& a, int panel, int rows,
-                     float (*out)[kLanes]) {
+              float (*out)[kTile]) {
   switch (w.kind) {
     case Kind::kQ4_0: return tile_panel<Kind::kQ4_0>(w, tile, a, panel, rows, out);
     case Kind::kQ4_1: return tile_panel<Kind::kQ4_1>(w, tile, a, panel, rows, out);

@@ -59,7 +59,7 @@ int32_t paceline_multiply(int32_t kind, int32_t n, int32_t k, const void* weight
   w.kind = static_cast<Kind>(kind);
   w.n = n;
   w.k = k;
-  std::vector<float> padded_bias(static_cast<size_t>(w.num_tiles()) * kLanes);
+  std::vector<float> padded_bias(static_cast<size_t>(w.num_tiles()) * kTile);
   if (bias) {
     std::memcpy(padded_bias.data(), bias, sizeof(float) * n);
     w.bias = padded_bias.data();
@@ -80,12 +80,12 @@ int32_t paceline_multiply(int32_t kind, int32_t n, int32_t k, const void* weight
     for (int b = 0; b < a.num_blocks; ++b) a.put(r, b, x + static_cast<size_t>(r) * k + b * kBlock);
   for (int panel = 0; panel * kPanel < rows; ++panel)
     for (int t = 0; t < w.num_tiles(); ++t) {
-      float tile[kPanel][kLanes];
+      float tile[kPanel][kTile];
       const int num_rows = std::min(kPanel, rows - panel * kPanel);
       multiply(w, t, a, panel, num_rows, tile);
       for (int r = 0; r < num_rows; ++r)
-        std::memcpy(out + (static_cast<size_t>(panel) * kPanel + r) * n + t * kLanes, tile[r],
-                    sizeof(float) * std::min(kLanes, n - t * kLanes));
+        std::memcpy(out + (static_cast<size_t>(panel) * kPanel + r) * n + t * kTile, tile[r],
+                    sizeof(float) * std::min(kTile, n - t * kTile));
     }
   return 0;
 }

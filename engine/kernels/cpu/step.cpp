@@ -23,22 +23,23 @@ float mean_square(const float* x, int n) {
   return reduce_add(sum) / static_cast<float>(n);
 }
 
-// x / sqrt(mean(x^2) + eps) * weight, stored as row `row` of `out`.
-void rms_norm(const float* x, const float* weight, float eps, int n, const Activations& out,
-              int row) {
-  const F16 inverse = splat(1.0f / std::sqrt(mean_square(x, n) + eps));
+// Gives x / sqrt(mean(x^2) + eps) * weight to put(i, values i .. i + 31). All are nan where the sum
+// is not finite: a row that overflows must fail, not turn into zeros.
+template <class Put>
+void rms_norm(const float* x, const std::vector<float>& weight, float eps, const Put& put) {
+  const int n = static_cast<int>(weight.size());
+  const float square = mean_square(x, n);
+  const F16 inverse = splat(1.0f / std::sqrt(square + eps) + (square - square));
   for (int i = 0; i < n; i += kBlock) {
     float y[kBlock];
     for (int j = 0; j < kBlock; j += kLanes)
-      store(y + j, load(x + i + j) * inverse * load(weight + i + j));
-    out.put(row, i / kBlock, y);
+      store(y + j, load(x + i + j) * inverse * load(&weight[i + j]));
+    put(i, y);
   }
 }
 
-void rms_norm_head(float* x, const std::vector<float>& weight, float eps, int n) {
-  if (weight.empty()) return;
-  const F16 inverse = splat(1.0f / std::sqrt(mean_square(x, n) + eps));
-  for (int i = 0; i < n; i += kLanes) store(x + i, load(x + i) * inverse * load(&weight[i]));
+void rms_norm_in_place(float* x, const std::vector<float>& weight, float eps) {
+  rms_norm(x, weight, eps, [&](int i, const float* y) { std::memcpy(x + i, y, sizeof(float) * kBlock); });
 }
 
 // Rotates pairs (i, i + half) of the first 2 * half dims.
@@ -52,41 +53,23 @@ void rotate(float* x, const float* cos, const float* sin, int half) {
 
 F16 silu_times(F16 gate, F16 up) { return gate / (splat(1.0f) + exp(splat(0.0f) - gate)) * up; }
 
-// The lowest index of the largest value, or -1 unless all are finite.
-int best_token(const float* x, int n) {
-  F16 top = splat(-INFINITY), poison = splat(0.0f);
-  int i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const F16 v = load(x + i);
-    top = max(top, v);
-    poison = fma(v, splat(0.0f), poison);
-  }
-  float largest = reduce_max(top), rest = reduce_add(poison);
-  for (; i < n; ++i) {
-    largest = std::max(largest, x[i]);
-    rest += x[i] * 0.0f;
-  }
-  if (!(rest == 0.0f)) return -1;
-  return static_cast<int>(std::find(x, x + n, largest) - x);
-}
-
-// How a product of `rows` rows is cut: chunks of rows, and groups of adjacent units of weights.
+// How a product of `rows` rows is cut: chunks of rows, and groups of adjacent tiles.
 struct Cut {
   int panels, num_chunks, group, num_groups;
 
-  Cut(int rows, int units, int threads) {
+  Cut(int rows, int tiles, int threads) {
     panels = (rows + kPanel - 1) / kPanel;
     num_chunks = (panels + kChunkPanels - 1) / kChunkPanels;
     const int tasks = std::max(1, threads * 6 / num_chunks);  // enough to even out the threads
-    group = std::max(1, units / tasks);
-    num_groups = (units + group - 1) / group;
+    group = std::max(1, tiles / tasks);
+    num_groups = (tiles + group - 1) / group;
   }
   int num_tasks() const { return num_chunks * num_groups; }
-  // Calls body(unit, panel) for all of a task's units and panels, units outermost.
+  // Calls body(tile, panel) for all of a task's tiles and panels, tiles outermost.
   template <class Body>
-  void each(int task, int units, const Body& body) const {
+  void each(int task, int tiles, const Body& body) const {
     const int chunk = task / num_groups, first = task % num_groups * group;
-    for (int u = first; u < std::min(first + group, units); ++u)
+    for (int u = first; u < std::min(first + group, tiles); ++u)
       for (int p = chunk * kChunkPanels; p < std::min((chunk + 1) * kChunkPanels, panels); ++p)
         body(u, p);
   }
@@ -94,14 +77,14 @@ struct Cut {
 
 int rows_of(int panel, int rows) { return std::min(kPanel, rows - panel * kPanel); }
 
-// epilogue(tile, row, 16 outputs) for every tile and row.
+// epilogue(tile, row, 32 outputs) for every tile and row.
 template <class Epilogue>
 void product(Phases& phases, int threads, const Linear& w, const Activations& a, int rows,
              const Epilogue& epilogue) {
   const Cut cut(rows, w.num_tiles(), threads);
   phases.each(cut.num_tasks(), [&](int task) {
     cut.each(task, w.num_tiles(), [&](int tile, int panel) {
-      alignas(64) float out[kPanel][kLanes];
+      alignas(64) float out[kPanel][kTile];
       const int n = rows_of(panel, rows);
       multiply(w, tile, a, panel, n, out);
       for (int r = 0; r < n; ++r) epilogue(tile, panel * kPanel + r, out[r]);
@@ -130,31 +113,39 @@ void Model::embed(int token) {
 }
 
 void Model::step(int thread) {
-  const paceline_batch& b = batch_;
-  float* const logits = logits_;
-  int32_t* const best = best_;
   Phases phases(team_);
+  const int tokens = batch_.num_tokens;
   mark(thread, -1);
-  phases.each(b.num_tokens, [&](int token) { embed(token); });
+  phases.each(tokens, [&](int token) { embed(token); });
   mark(thread, kEmbed);
   for (int layer = 0; layer < c_.num_layers; ++layer) layer_step(phases, thread, layer);
+  phases.each(tokens, [&](int token) {
+    const size_t at = static_cast<size_t>(token) * c_.hidden;
+    std::memcpy(hidden_out_ + at, hidden_.as<float>() + at, sizeof(float) * c_.hidden);
+    rms_norm_in_place(hidden_out_ + at, final_norm_, c_.norm_eps);
+  });
+  mark(thread, kNorm);
+}
 
-  if (b.num_samples == 0) return;
-  const Activations a = activations(norm_act_, c_.hidden);
-  phases.each(b.num_samples, [&](int i) {
-    const float* x = hidden_.as<float>() + static_cast<size_t>(b.sample_tokens[i]) * c_.hidden;
-    rms_norm(x, final_norm_.data(), c_.norm_eps, c_.hidden, a, i);
+int Model::logits(const float* hidden, int rows, float* logits) {
+  if (!complete()) return PACELINE_INCOMPLETE;
+  if (rows < 0 || rows > c_.max_tokens) return PACELINE_BAD_BATCH;
+  team_.run([=](int thread) {
+    Phases phases(team_);
+    const Activations a = activations(norm_act_, c_.hidden);
+    mark(thread, -1);
+    phases.each(rows, [&](int row) {
+      const float* x = hidden + static_cast<size_t>(row) * c_.hidden;
+      for (int i = 0; i < a.num_blocks; ++i) a.put(row, i, x + i * kBlock);
+    });
+    const Linear& head = head_.tiles ? head_ : embedding_;
+    product(phases, team_.size(), head, a, rows, [&](int tile, int row, const float* out) {
+      const size_t n = std::min(kTile, c_.vocab - tile * kTile);
+      std::memcpy(logits + static_cast<size_t>(row) * c_.vocab + tile * kTile, out, n * sizeof *out);
+    });
+    mark(thread, kHead);
   });
-  const Linear& head = head_.tiles ? head_ : embedding_;
-  product(phases, team_.size(), head, a, b.num_samples, [&](int tile, int row, const float* out) {
-    const size_t n = std::min(kLanes, c_.vocab - tile * kLanes);
-    std::memcpy(logits + static_cast<size_t>(row) * c_.vocab + tile * kLanes, out, n * sizeof *out);
-  });
-  phases.each(b.num_samples, [&](int i) {
-    const float* x = logits + static_cast<size_t>(i) * c_.vocab;
-    best[i] = best_token(x, c_.vocab);
-  });
-  mark(thread, kHead);
+  return 0;
 }
 
 void Model::layer_step(Phases& phases, int thread, int index) {
@@ -166,14 +157,14 @@ void Model::layer_step(Phases& phases, int thread, int index) {
   const Activations gated = activations(mlp_act_, c_.intermediate);
   const auto norm = [&](int which) {
     phases.each(tokens, [&](int t) {
-      rms_norm(hidden + static_cast<size_t>(t) * c_.hidden, layer.norms[which].data(), c_.norm_eps,
-               c_.hidden, normed, t);
+      rms_norm(hidden + static_cast<size_t>(t) * c_.hidden, layer.norms[which], c_.norm_eps,
+               [&](int i, const float* y) { normed.put(t, i / kBlock, y); });
     });
     mark(thread, kNorm);
   };
   const auto add_to_hidden = [&](int tile, int row, const float* out) {
-    float* x = hidden + static_cast<size_t>(row) * c_.hidden + tile * kLanes;
-    store(x, load(x) + load(out));
+    float* x = hidden + static_cast<size_t>(row) * c_.hidden + tile * kTile;
+    for (int i = 0; i < kTile; i += kLanes) store(x + i, load(x + i) + load(out + i));
   };
 
   norm(PACELINE_ATTENTION_NORM);
@@ -206,34 +197,34 @@ void Model::project_qkv(Phases& phases, const Layer& layer, const Activations& a
     cut.each(task, tiles, [&](int tile, int panel) {
       const int part = tile < q_tiles ? 0 : tile < q_tiles + k_tiles ? 1 : 2;
       const int before = part == 0 ? 0 : part == 1 ? q_tiles : q_tiles + k_tiles;
-      alignas(64) float out[kPanel][kLanes];
+      alignas(64) float out[kPanel][kTile];
       const int n = rows_of(panel, tokens);
       multiply(*parts[part], tile - before, a, panel, n, out);
-      float* to = qkv_.as<float>() + static_cast<size_t>(panel) * kPanel * qkv_width() + tile * kLanes;
+      float* to = qkv_.as<float>() + static_cast<size_t>(panel) * kPanel * qkv_width() + tile * kTile;
       for (int r = 0; r < n; ++r) std::memcpy(to + static_cast<size_t>(r) * qkv_width(), out[r], sizeof out[r]);
     });
   });
 }
 
-// silu(gate) * up for 32 columns at a time, stored as a block of the next activations.
+// silu(gate) * up; a tile of 32 columns is a block of the next activations.
+static_assert(kTile == kBlock);
 void Model::gate_and_up(Phases& phases, const Layer& layer, const Activations& a,
                         const Activations& gated, int tokens) {
   const Linear& gate = layer.linears[PACELINE_GATE];
   const Linear& up = layer.linears[PACELINE_UP];
-  const int units = c_.intermediate / kBlock;
-  const Cut cut(tokens, units, team_.size());
+  const int tiles = gate.num_tiles();
+  const Cut cut(tokens, tiles, team_.size());
   phases.each(cut.num_tasks(), [&](int task) {
-    cut.each(task, units, [&](int unit, int panel) {
-      alignas(64) float g[2][kPanel][kLanes], u[2][kPanel][kLanes];
+    cut.each(task, tiles, [&](int tile, int panel) {
+      alignas(64) float g[kPanel][kTile], u[kPanel][kTile];
       const int n = rows_of(panel, tokens);
-      for (int i = 0; i < 2; ++i) {
-        multiply(gate, 2 * unit + i, a, panel, n, g[i]);
-        multiply(up, 2 * unit + i, a, panel, n, u[i]);
-      }
+      multiply(gate, tile, a, panel, n, g);
+      multiply(up, tile, a, panel, n, u);
       for (int r = 0; r < n; ++r) {
-        float y[kBlock];
-        for (int i = 0; i < 2; ++i) store(y + i * kLanes, silu_times(load(g[i][r]), load(u[i][r])));
-        gated.put(panel * kPanel + r, unit, y);
+        float y[kTile];
+        for (int i = 0; i < kTile; i += kLanes)
+          store(y + i, silu_times(load(g[r] + i), load(u[r] + i)));
+        gated.put(panel * kPanel + r, tile, y);
       }
     });
   });
@@ -244,10 +235,12 @@ void Model::rope_and_store(const Layer& layer, int index, int token) {
   const int d = c_.head_dim, half_dim = c_.rotary_dim / 2, position = b.positions[token];
   const float* cos = &rope_cos_[static_cast<size_t>(position) * half_dim];
   const float* sin = &rope_sin_[static_cast<size_t>(position) * half_dim];
+  const std::vector<float>& q_norm = layer.norms[PACELINE_Q_NORM];
+  const std::vector<float>& k_norm = layer.norms[PACELINE_K_NORM];
   float* x = qkv_.as<float>() + static_cast<size_t>(token) * qkv_width();
   const F16 scale = splat(1.0f / std::sqrt(static_cast<float>(d)));
   for (int h = 0; h < c_.num_heads; ++h, x += d) {
-    rms_norm_head(x, layer.norms[PACELINE_Q_NORM], c_.norm_eps, d);
+    if (!q_norm.empty()) rms_norm_in_place(x, q_norm, c_.norm_eps);
     rotate(x, cos, sin, half_dim);
     for (int i = 0; i < d; i += kLanes) store(x + i, load(x + i) * scale);
   }
@@ -255,7 +248,7 @@ void Model::rope_and_store(const Layer& layer, int index, int token) {
   const int block = b.block_tables[static_cast<size_t>(row) * b.table_stride + position / c_.block_size];
   const int i = position % c_.block_size;
   for (int h = 0; h < c_.num_kv_heads; ++h, x += d) {
-    rms_norm_head(x, layer.norms[PACELINE_K_NORM], c_.norm_eps, d);
+    if (!k_norm.empty()) rms_norm_in_place(x, k_norm, c_.norm_eps);
     rotate(x, cos, sin, half_dim);
     const float* v = x + c_.num_kv_heads * d;
     if (c_.kv_half)
