@@ -1,9 +1,9 @@
 """Sampler: logits to token ids, each row by its own parameters.
 
 Owns the table of sampling parameters by slot. Steps, in this order: repetition penalty, presence
-and frequency penalties, logit_bias, the ban of stop ids before min_tokens; then log-probabilities,
-and greedy choice or a draw (engine.draw). Rows that need none of it cost one argmax. Must not know
-models or KV.
+and frequency penalties, logit_bias, the ban of stop ids before min_tokens, the grammar; then
+log-probabilities, and greedy choice or a draw (engine.draw). Rows that need none of it cost one
+argmax. Must not know models or KV.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from engine.batch import Ints, to_device
 from engine.draw import Filters, draw_from_all, draw_from_best, weights_of
+from engine.grammar import GrammarCompiler
+from engine.grammar_rows import GrammarRows, GrammarStep, unwanted_by_row
 from engine.logprobs import MAX_LOGITS, Logprobs
 from engine.random import signed64, uniform
 from scheduler.types import Admission, SamplingParams
@@ -54,6 +56,7 @@ class Samples:
     logprob_rows: tuple[int, ...] = ()
     num_top: tuple[int, ...] = ()  # alternatives wanted by each of logprob_rows
     logprobs: Logprobs | None = None  # of logprob_rows
+    grammar: GrammarStep | None = None
 
 
 class Sampler:
@@ -63,7 +66,13 @@ class Sampler:
     """
 
     def __init__(
-        self, *, num_slots: int, vocab_size: int, vocab_limit: int, device: torch.device
+        self,
+        *,
+        num_slots: int,
+        vocab_size: int,
+        vocab_limit: int,
+        device: torch.device,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """`vocab_limit`: ids from here on are padding of the model's vocab_size, never sampled."""
         assert 0 < vocab_limit <= vocab_size
@@ -72,9 +81,13 @@ class Sampler:
         self._table = np.zeros(num_slots, dtype=SLOT_COLUMNS)
         self._bias: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
         self._stop_ids: dict[int, Ints] = {}
+        self._grammars = GrammarRows(grammars, device)
 
     def fault(self, admission: Admission) -> str:
-        """Why this admission can not be served, or "": the server refuses such requests before."""
+        """Why this admission can not be served, or "": the server refuses such requests before.
+
+        The grammar of the slot is set on the way, since finding its fault is making it.
+        """
         sampling = admission.sampling
         numbers = (
             sampling.temperature,
@@ -96,7 +109,7 @@ class Sampler:
         ):
             if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
                 return f"{name}: an id is outside the vocabulary of {self._vocab_size}"
-        return ""
+        return self._grammars.admit(admission)
 
     def admit(self, admission: Admission) -> None:
         """Reset the slot to the parameters of a sequence without fault."""
@@ -136,7 +149,10 @@ class Sampler:
         logits = logits[:, : self._vocab_limit]
         self._penalise(logits, slots, lengths, token_table)
         self._add_bias(logits, slots)
-        self._ban_stop_ids(logits, slots, lengths)
+        early = lengths - columns["num_prompt_tokens"] < columns["min_tokens"]
+        unwanted = unwanted_by_row(early, slots, self._stop_ids)
+        states, faults = self._grammars.mask(logits, slots, unwanted)
+        self._ban(logits, {row: ids for row, ids in unwanted.items() if row not in states})
 
         peaks, token_ids = logits.max(1)
         random = np.flatnonzero(~columns["greedy"])
@@ -147,8 +163,9 @@ class Sampler:
             token_ids[rows] = drawn
 
         wanted = np.flatnonzero(columns["num_logprobs"] >= 0)
+        grammar = self._grammars.watch(states, faults, token_ids)
         if not len(wanted):
-            return Samples(token_ids, peaks)
+            return Samples(token_ids, peaks, grammar=grammar)
         num_top = columns["num_logprobs"][wanted]
         parts = []
         for part in self._parts(wanted):
@@ -160,6 +177,7 @@ class Sampler:
             logprob_rows=tuple(wanted.tolist()),
             num_top=tuple(num_top.tolist()),
             logprobs=Logprobs.joined(parts),
+            grammar=grammar,
         )
 
     def _parts(self, rows: Ints) -> list[Ints]:
@@ -232,11 +250,9 @@ class Sampler:
         ids = self._upload(np.concatenate([ids for _, ids, _ in found]))
         logits[rows, ids] += self._upload(np.concatenate([values for *_, values in found]))
 
-    def _ban_stop_ids(self, logits: Tensor, slots: Ints, lengths: Ints) -> None:
+    def _ban(self, logits: Tensor, ids_by_row: dict[int, Ints]) -> None:
         """Where fewer than min_tokens are generated, no stop id may be next."""
-        columns = self._table[slots]
-        early = lengths - columns["num_prompt_tokens"] < columns["min_tokens"]
-        found = [(row, self._stop_ids[int(slots[row])]) for row in np.flatnonzero(early)]
+        found = list(ids_by_row.items())
         if not found:
             return
         rows = self._upload(np.repeat([row for row, _ in found], [len(ids) for _, ids in found]))

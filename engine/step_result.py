@@ -100,6 +100,7 @@ class PendingStep:
     def result(self) -> StepResult:
         """Waits for the step to end."""
         self._timer.wait()
+        ended = self._settle_grammars()
         errors = self._row_errors()
         num_rows = len(self._plan.seq_ids)
         tokens: list[tuple[int, ...]] = [()] * num_rows
@@ -113,9 +114,20 @@ class PendingStep:
             logprobs=self._sampled_logprobs(num_rows, errors),
             prompt_logprobs=self._prompt_logprobs(num_rows, errors),
             row_errors=tuple(sorted(errors.items())),
+            ended_rows=ended,
             device_seconds=self._timer.seconds(0, 2),
             sample_seconds=self._timer.seconds(1, 2),
         )
+
+    def _settle_grammars(self) -> tuple[int, ...]:
+        """The rows whose grammar ended; rows that a grammar refused become faults."""
+        if self._samples is None or self._samples.grammar is None:
+            return ()
+        grammar = self._samples.grammar
+        grammar.settle()
+        for row, message in grammar.errors.items():
+            self._faults.setdefault(self._sampled[row], message)
+        return tuple(self._sampled[row] for row in grammar.ended)
 
     def _row_errors(self) -> dict[int, str]:
         errors = dict(self._faults)

@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.attention import select_attention
 from engine.batch import Batch, Ints, SlotTables, to_device
 from engine.decoder import Decoder
+from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
 from engine.loading import LoadedModel
 from engine.prompt_scores import PromptScorer
@@ -88,10 +89,12 @@ class TorchEngine:
         max_model_len: int,
         vocab_limit: int | None = None,
         runner: ModelRunner | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """`dtype` is the KV's. `vocab_limit`: the tokenizer's size, if the model's is padded.
 
         `runner` replaces the one in torch, for `num_blocks` blocks of `block_size` tokens.
+        `grammars` is what serves sequences with a grammar; without it they fail.
         """
         self.capacity = KVCapacity(num_blocks, block_size, num_slots, max_model_len)
         self._device = device
@@ -111,7 +114,11 @@ class TorchEngine:
         vocab_size = model.config.vocab_size
         vocab_limit = min(vocab_limit or vocab_size, vocab_size)
         self._sampler = Sampler(
-            num_slots=num_slots, vocab_size=vocab_size, vocab_limit=vocab_limit, device=device
+            num_slots=num_slots,
+            vocab_size=vocab_size,
+            vocab_limit=vocab_limit,
+            device=device,
+            grammars=grammars,
         )
         self._prompts = PromptScorer(
             num_slots=num_slots, vocab_size=vocab_size, vocab_limit=vocab_limit, device=device

@@ -40,6 +40,7 @@ class Draft:
                 num_prompt_tokens=len(request.prompt),
                 sampling=request.sampling,
                 stop_token_ids=request.stop_token_ids,
+                grammar=request.grammar,
             )
         )
         self.add_blocks(sequence, 0)

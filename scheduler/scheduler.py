@@ -370,6 +370,8 @@ class Scheduler:
         if token in request.stop_token_ids and sequence.num_generated > request.sampling.min_tokens:
             finished = self._finish(sequence, FinishReason.STOP, now, stop_token_id=token)
             return [tokens, finished]
+        if row in result.ended_rows:
+            return [tokens, self._finish(sequence, FinishReason.STOP, now)]
         if sequence.num_generated == request.max_tokens:
             return [tokens, self._finish(sequence, FinishReason.LENGTH, now)]
         return [tokens]

@@ -51,7 +51,8 @@ class Request:
     `id` is ours and unique. `prompt` is never empty. `max_tokens` 0 asks for prompt_logprobs only.
     `stop_token_ids` already holds the model's EOS ids unless they are to be ignored. A lower
     `priority` is more urgent. `cache_namespace` separates prefix caches (tenant, adapter, salt).
-    Requests of one Submit share a prompt, and so its KV.
+    Requests of one Submit share a prompt, and so its KV. `grammar` is what the answer must obey, in
+    a form that only the engine reads; b"" is free.
     """
 
     id: str
@@ -63,6 +64,7 @@ class Request:
     tenant: str = ""
     arrival: float = 0.0
     cache_namespace: bytes = b""
+    grammar: bytes = b""
 
 
 # --- commands: server -> scheduler -------------------------------------------------------------
@@ -121,6 +123,7 @@ class Admission:
     num_prompt_tokens: int
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]
+    grammar: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +169,9 @@ class StepResult:
     token_ids[i] is () for a row that does not sample. logprobs[i] belongs to token_ids[i];
     prompt_logprobs[i] has one entry for each position p of the row with p + 1 inside the prompt:
     the log-probability of the prompt token at p + 1. `row_errors` are (row, message): that
-    sequence fails alone. `device_seconds` is the step without planning, `sample_seconds` its part
-    after the last layer.
+    sequence fails alone. After the tokens of `ended_rows` their grammars allow nothing more: these
+    sequences stop, whatever else they ask for. `device_seconds` is the step without planning,
+    `sample_seconds` its part after the last layer.
     """
 
     step: int
@@ -175,6 +179,7 @@ class StepResult:
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] | None = None
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] | None = None
     row_errors: tuple[tuple[int, str], ...] = ()
+    ended_rows: tuple[int, ...] = ()
     device_seconds: float = 0.0
     sample_seconds: float = 0.0
 

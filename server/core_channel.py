@@ -44,6 +44,11 @@ class CoreInbox:
         self._sock = sock
         self._frames = FrameBuffer()
         self._messages: list[ToCore] = []
+        self._bell: int | None = None
+
+    def wake_on(self, descriptor: int) -> None:
+        """`take` also stops waiting when there is something to read from `descriptor`."""
+        self._bell = descriptor
 
     def receive_start(self) -> Start:
         """Waits for the first message. Raises ConnectionClosed, WireError."""
@@ -56,22 +61,26 @@ class CoreInbox:
         return first
 
     def take(self, *, block: bool) -> list[Command]:
-        """What came since the last call; waits for something if `block`.
+        """What came since the last call; waits for something, or the bell, if `block`.
 
         Raises ConnectionClosed.
         """
         self._read()
-        while block and not self._messages:
-            self._wait()
+        rang = False
+        while block and not self._messages and not rang:
+            rang = self._wait()
             self._read()
         messages, self._messages = self._messages, []
         return [command for message in messages for command in _commands(message)]
 
-    def _wait(self) -> None:
+    def _wait(self) -> bool:
+        """Whether it was the bell."""
         # poll, not select: a descriptor may be above 1023.
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        poll.poll()
+        if self._bell is not None:
+            poll.register(self._bell, select.POLLIN)
+        return any(descriptor == self._bell for descriptor, _ in poll.poll())
 
     def _read(self) -> None:
         while True:

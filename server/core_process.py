@@ -31,11 +31,13 @@ from scheduler.scheduler import Scheduler, SchedulerLimits
 from scheduler.types import KVCapacity
 from server.config import EngineConfig
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
+from server.grammar_inbox import Compiler, GrammarInbox
 from server.wire import CoreInfo, Failed, FailureKind, Loading, Ready, Start
 
 if TYPE_CHECKING:
     import torch
 
+    from engine.grammar import GrammarCompiler
     from engine.model_config import ModelConfig
     from engine.torch_engine import TorchEngine
 
@@ -58,6 +60,7 @@ class Core:
     policy: Policy
     info: CoreInfo
     depth: int
+    grammars: Compiler | None = None
 
 
 Build = Callable[[Start, Report], Core]
@@ -96,7 +99,8 @@ def _serve(inbox: CoreInbox, outbox: EventOutbox, build: Build, clock: Callable[
         outbox.send(Failed(FailureKind.ENGINE, _one_line(error)))
         return EXIT_ENGINE
     outbox.send(Ready(core.info))
-    loop = ServingLoop(scheduler, core.engine, inbox, outbox.emit, clock, core.depth)
+    commands = inbox if core.grammars is None else GrammarInbox(inbox, core.grammars)
+    loop = ServingLoop(scheduler, core.engine, commands, outbox.emit, clock, core.depth)
     try:
         loop.run()
     except ConnectionClosed:
@@ -106,6 +110,9 @@ def _serve(inbox: CoreInbox, outbox: EventOutbox, build: Build, clock: Callable[
             log.exception("the loop broke")
         outbox.send(Failed(FailureKind.ENGINE, _one_line(error)))
         return EXIT_ENGINE
+    finally:
+        if isinstance(commands, GrammarInbox):
+            commands.close()
     return EXIT_DONE
 
 
@@ -200,7 +207,21 @@ def build_core(start: Start, report: Report) -> Core:
         policy=POLICIES[config.policy](),
         info=info,
         depth=config.depth,
+        grammars=built.grammars,
     )
+
+
+def _grammars(start: Start, model: ModelConfig) -> GrammarCompiler | None:
+    """None without a tokenizer's vocabulary, or with one that cannot end an answer."""
+    from engine.grammar import GrammarCompiler, Vocabulary
+
+    size = min(start.vocab_limit, model.vocab_size)
+    ends = {*model.eos_token_ids, *start.eos_token_ids}
+    eos_token_ids = tuple(sorted(end for end in ends if end < size))
+    if not start.tokens or not eos_token_ids:
+        return None
+    special_ids = tuple(index for index in start.special_ids if index < size)
+    return GrammarCompiler(Vocabulary(start.tokens[:size], special_ids, eos_token_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +232,7 @@ class Built:
     weights: str
     notes: tuple[str, ...]
     num_threads: int
+    grammars: GrammarCompiler | None
 
 
 def _choose_kernels(config: EngineConfig, device: torch.device, model: ModelConfig) -> str:
@@ -253,6 +275,7 @@ def _build_native(start: Start, model: ModelConfig, device: torch.device, report
         num_threads=config.threads or physical_cores(),
         kv_half=kv_dtype is torch.float16,
     )
+    grammars = _grammars(start, model)
     engine = TorchEngine(
         file,
         device=device,
@@ -263,9 +286,10 @@ def _build_native(start: Start, model: ModelConfig, device: torch.device, report
         max_model_len=capacity.max_model_len,
         vocab_limit=start.vocab_limit,
         runner=load_native(file, options),
+        grammars=grammars,
     )
     form = "quantised" if file.weights.quantised else model.checkpoint_dtype
-    return Built(engine, form, (formula,), options.num_threads)
+    return Built(engine, form, (formula,), options.num_threads, grammars)
 
 
 def _build_torch(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
@@ -287,6 +311,7 @@ def _build_torch(start: Start, model: ModelConfig, device: torch.device, report:
         log.warning("%s", warning)
     report("making the KV cache", 0, 0)
     capacity, formula = _size_cache(model, start, device, dtype)
+    grammars = _grammars(start, model)
     engine = TorchEngine(
         loaded,
         device=device,
@@ -296,9 +321,10 @@ def _build_torch(start: Start, model: ModelConfig, device: torch.device, report:
         num_slots=capacity.num_slots,
         max_model_len=capacity.max_model_len,
         vocab_limit=start.vocab_limit,
+        grammars=grammars,
     )
     threads = torch.get_num_threads()
-    return Built(engine, str(dtype).removeprefix("torch."), (formula,), threads)
+    return Built(engine, str(dtype).removeprefix("torch."), (formula,), threads, grammars)
 
 
 def _choose_device(name: str) -> torch.device:

@@ -128,6 +128,8 @@ class ServerLife:
             settings.limits,
             tokenizer.vocab_size,
             tuple(sorted(tokenizer.eos_token_ids)),
+            tokenizer.all_token_bytes(),
+            tuple(sorted(tokenizer.special_ids)),
         )
         self._supervisor = Supervisor(self._client, start, spawn)
         self._stop_wanted = asyncio.Event()

@@ -77,6 +77,15 @@ class Tokenizer:
         """The true bytes of one token, possibly a part of a character; b"" for an unknown id."""
         return self._pieces.token_bytes(token_id)
 
+    def all_token_bytes(self) -> tuple[bytes, ...]:
+        """`token_bytes` of every id; worked out once, which takes a moment."""
+        return tuple(self._pieces.token_bytes(index) for index in range(self.vocab_size))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids for which `is_special` holds."""
+        return self._pieces.special_ids
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token marks structure (BOS, turn markers) and is left out of plain text."""
         return token_id in self._pieces.special_ids

@@ -33,30 +33,42 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """The first message: what to build, the limits that were asked for, facts of the tokenizer.
 
     Ids from `vocab_limit` on have no text, whatever the size of the model's head: never sampled.
-    `eos_token_ids` are the tokenizer's; the model's files may name others.
+    `eos_token_ids` are the tokenizer's; the model's files may name others. `tokens` are the bytes
+    of each id and `special_ids` those that mark structure: what grammars need to know.
     """
 
     config: EngineConfig
     limits: SchedulerLimits
     vocab_limit: int
     eos_token_ids: tuple[int, ...] = ()
+    tokens: tuple[bytes, ...] = ()
+    special_ids: tuple[int, ...] = ()
 
 
 class Group(msgspec.Struct, frozen=True):
-    """One Submit; the prompt that its requests share travels once."""
+    """One Submit; the prompt and the grammar that its requests share travel once."""
 
     prompt: tuple[int, ...]
     requests: tuple[Request, ...]
+    grammar: bytes = b""
 
     @classmethod
     def pack(cls, requests: Iterable[Request]) -> Group:
         members = tuple(requests)
         prompt = members[0].prompt
         assert all(member.prompt == prompt for member in members), "a group shares its prompt"
-        return cls(prompt, tuple(replace(member, prompt=()) for member in members))
+        grammar = members[0].grammar
+        assert all(member.grammar == grammar for member in members), "a group shares its grammar"
+        bare = tuple(replace(member, prompt=(), grammar=b"") for member in members)
+        return cls(prompt, bare, grammar)
 
     def unpack(self) -> Submit:
-        return Submit(tuple(replace(member, prompt=self.prompt) for member in self.requests))
+        return Submit(
+            tuple(
+                replace(member, prompt=self.prompt, grammar=self.grammar)
+                for member in self.requests
+            )
+        )
 
 
 class Commands(msgspec.Struct, frozen=True, tag="commands"):

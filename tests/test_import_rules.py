@@ -28,6 +28,7 @@ ENGINE_WITHOUT_TORCH = {
     "engine.gguf_file",
     "engine.errors",
     "engine.default_model",
+    "engine.grammar",
     "engine.simulated",
 }
 

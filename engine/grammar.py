@@ -1,0 +1,200 @@
+"""Grammars: what a sequence may say next, as a mask over token ids.
+
+Owns the compiler with its limits and its cache, and the state of one sequence in its grammar. All
+is llguidance (Rust); neither torch nor text beyond the bytes of tokens. A specification is UTF-8:
+llguidance's Lark dialect or its JSON form, as server/structured.py writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import TokenizerWrapper as _Wrapper
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]  # [vocab]
+
+MAX_SPEC_BYTES = 1 << 20
+MAX_CACHE_BYTES = 64 << 20
+MAX_CACHED = 256
+# A compiled grammar holds tables that no interface tells the size of; a guess on the high side.
+_BYTES_PER_GRAMMAR = 128 << 10
+# Fuel bounds the work, whatever the machine: tens of milliseconds to compile, fewer for a mask.
+# Lexer states cost one or two kilobytes each.
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+
+
+class GrammarError(ValueError):
+    """A specification that can not be compiled, or a token outside the grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a grammar has to know of a tokenizer: id -> bytes, and which ids are no text."""
+
+    tokens: tuple[bytes, ...]
+    special_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
+
+
+class GrammarCompiler:
+    """Specifications to states, for one vocabulary; safe to call from any thread.
+
+    The vocabulary's tables are built with the first grammar. Compiled grammars are kept, the least
+    recently used go first; a refusal is not kept, since it is quick.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, max_cache_bytes: int = MAX_CACHE_BYTES) -> None:
+        self._vocabulary = vocabulary
+        self._max_cache_bytes = max_cache_bytes
+        self._tokenizer: LLTokenizer | None = None
+        self._known: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+        self._building = threading.Lock()
+
+    def knows(self, spec: bytes) -> bool:
+        """Whether `start` would be a matter of microseconds."""
+        with self._lock:
+            return hashlib.sha256(spec).digest() in self._known
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._known)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the cached grammars are reckoned to hold."""
+        return self._num_bytes
+
+    def start(self, spec: bytes) -> GrammarState:
+        """A sequence at the beginning of its grammar. Raises GrammarError."""
+        if len(spec) > MAX_SPEC_BYTES:
+            raise GrammarError(f"the grammar has {len(spec)} bytes, the limit is {MAX_SPEC_BYTES}")
+        digest = hashlib.sha256(spec).digest()
+        with self._lock:
+            known = self._known.get(digest)
+            if known is not None:
+                self._known.move_to_end(digest)
+                return GrammarState(known[0].deep_copy(), len(self._vocabulary.tokens))
+        matcher = self._compile(spec)
+        self._keep(digest, matcher, _BYTES_PER_GRAMMAR + 8 * len(spec))
+        return GrammarState(matcher.deep_copy(), len(self._vocabulary.tokens))
+
+    def _compile(self, spec: bytes) -> LLMatcher:
+        try:
+            text = spec.decode()
+        except UnicodeDecodeError:
+            raise GrammarError("the grammar is not UTF-8") from None
+        # Releases the interpreter lock.
+        matcher = LLMatcher(self._tables(), text, log_level=0, limits=LLParserLimits(**_LIMITS))
+        if matcher.is_error():
+            raise GrammarError(_reason(matcher))
+        state = GrammarState(matcher.deep_copy(), len(self._vocabulary.tokens))
+        allowed = state.allowed()
+        allowed[list(self._vocabulary.eos_token_ids)] = False
+        if not allowed.any():
+            raise GrammarError("only the empty answer, or none, can satisfy the grammar")
+        return matcher
+
+    def _keep(self, digest: bytes, matcher: LLMatcher, num_bytes: int) -> None:
+        with self._lock:
+            if digest in self._known or num_bytes > self._max_cache_bytes:
+                return
+            self._known[digest] = (matcher, num_bytes)
+            self._num_bytes += num_bytes
+            while self._num_bytes > self._max_cache_bytes or len(self._known) > MAX_CACHED:
+                _, (_, freed) = self._known.popitem(last=False)
+                self._num_bytes -= freed
+
+    def _tables(self) -> LLTokenizer:
+        with self._building:
+            if self._tokenizer is None:
+                self._tokenizer = _tables_of(self._vocabulary)
+            return self._tokenizer
+
+
+class GrammarState:
+    """Where one sequence is in its grammar. Not safe to share between threads."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._words = np.zeros((vocab_size + 31) // 32, dtype=np.uint32)
+        self._vocab_size = vocab_size
+
+    @property
+    def ended(self) -> bool:
+        """Nothing can follow: the sequence is complete."""
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    def allowed(self) -> Mask:
+        """[vocab] which ids may be next; an end-of-sequence id where the grammar may end.
+
+        Raises GrammarError if a limit of work was passed.
+        """
+        words = self._words
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            raise GrammarError(_reason(self._matcher))
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=self._vocab_size)
+        return bits.view(np.bool_)
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """The sequence goes on with these. Raises GrammarError for one that may not come."""
+        for token_id in token_ids:
+            if self._matcher.is_stopped() or not self._matcher.consume_token(token_id):
+                raise GrammarError(f"token {token_id} is outside the grammar")
+
+
+def _tables_of(vocabulary: Vocabulary) -> LLTokenizer:
+    source = _TokenSource(vocabulary)
+    return LLTokenizer(
+        _Wrapper(source),
+        n_vocab=len(vocabulary.tokens),
+        eos_token=list(vocabulary.eos_token_ids),
+    )
+
+
+class _TokenSource:
+    """What llguidance asks of a tokenizer. It encodes no text for us: grammars are bytes."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.bos_token_id = None
+        self.special_token_ids = list(vocabulary.special_ids)
+        self.tokens = list(vocabulary.tokens)
+        self._bytes = {token: index for index, token in enumerate(vocabulary.tokens) if token}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Longest match; only asked for hints, never for what is allowed."""
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        ids: list[int] = []
+        while data:
+            for size in range(min(len(data), 32), 0, -1):
+                found = self._bytes.get(data[:size])
+                if found is not None or size == 1:
+                    ids.append(found or 0)
+                    data = data[size:]
+                    break
+        return ids
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """One line of bounded length."""
+    lines = [line.strip() for line in matcher.get_error().splitlines()]
+    return " ".join(line for line in lines if line and "|" not in line)[:300] or "no reason given"
