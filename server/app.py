@@ -21,11 +21,11 @@ from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from server.chat import ChatFormat, prepare_chat
 from server.completions import CompletionFormat, prepare_completion
 from server.config import ServerConfig
-from server.core_client import CoreClient
+from server.core_client import CoreClient, CoreState
 from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound, error_response
 from server.inference import Endpoint, InferenceApp, Services, Workers
 from server.logprobs import TokenNames
-from server.metrics import Metrics
+from server.metrics import CoreFacts, Metrics, SloLimits
 from server.middleware import REQUEST_ID, ContextMiddleware
 from server.schemas import ChatRequest, CompletionRequest
 from server.status import StatusRoutes
@@ -46,7 +46,10 @@ def create_app(
     body_timeout_seconds: float = BODY_TIMEOUT_SECONDS,
 ) -> FastAPI:
     """The ASGI application of one server. It does not own the core; it only asks it."""
-    metrics = Metrics()
+    metrics = Metrics(
+        limits=SloLimits(config.ttft_limit_seconds, config.tpot_limit_seconds),
+        read_core=lambda: _core_facts(core),
+    )
     core.on_stats = metrics.observe_step
     services = Services(
         core=core,
@@ -79,6 +82,15 @@ def create_app(
     _handle_errors(app, metrics)
     _wrap(app, config, metrics)
     return app
+
+
+def _core_facts(core: CoreClient) -> CoreFacts:
+    return CoreFacts(
+        model_name=core.info.model_name if core.info is not None else "",
+        capacity=core.info.capacity if core.info is not None else None,
+        ready=core.state is CoreState.READY,
+        silence_seconds=core.last_step_age() or 0.0,
+    )
 
 
 def _add_inference(app: FastAPI, path: str, endpoint: InferenceApp[Any]) -> None:

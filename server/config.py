@@ -40,7 +40,12 @@ class ServerConfig:
     keepalive_seconds: float = 15.0
     drain_seconds: float = 30.0
     stall_seconds: float = 60.0
+    ttft_limit_seconds: float = 1.0
+    tpot_limit_seconds: float = 0.1
+    timelines: int = 1024
     log_level: str = "info"
+    log_format: str = "auto"
+    log_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +229,23 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("keepalive_seconds", _seconds(0.05, 3600), "silence before an SSE comment", "S"),
         Option("drain_seconds", _seconds(0, 3600), "time for running streams at a stop", "S"),
         Option("stall_seconds", _seconds(0.1, 3600), "silence of a busy engine before 503", "S"),
+    ),
+    "Observability": (
+        Option("ttft_limit_seconds", _seconds(0.001, 3600), "time to first token to stay in", "S"),
+        Option("tpot_limit_seconds", _seconds(0.0001, 60), "time of each further token", "S"),
+        Option("timelines", _whole(0, 10**6), "finished requests to keep timelines of; 0 is none"),
         Option("log_level", _choice("debug", "info", "warning", "error"), "what to log", "LEVEL"),
+        Option(
+            "log_format",
+            _choice("auto", "json", "text"),
+            "json, text, or auto: text on a terminal",
+            "FORMAT",
+        ),
+        Option("log_prompts", _yes_or_no, "write prompts into the log"),
     ),
 }
 OPTIONS: dict[str, Option] = {option.name: option for group in GROUPS.values() for option in group}
-_TOGGLES = ("prefix_caching", "open_metrics")
+_TOGGLES = ("prefix_caching", "open_metrics", "log_prompts")
 
 
 def _defaults() -> dict[str, Any]:

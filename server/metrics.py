@@ -6,14 +6,18 @@ add what happened since the last fact, so a new core process does not make them 
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from scheduler.types import StepStats
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from scheduler.types import KVCapacity, StepStats
 from server.errors import ApiError
 from server.timings import TTFT_PARTS, Timings
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 _TENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 REQUEST_BUCKETS = (*_TENS, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 _FINE = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1)
@@ -21,11 +25,87 @@ TOKEN_BUCKETS = (*_FINE, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 
+# An exemplar has at most 128 characters, its label name among them.
+_MAX_EXEMPLAR_ID = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SloLimits:
+    """What a request should stay within: time to first token, and mean time of each further one."""
+
+    ttft_seconds: float
+    tpot_seconds: float
+
+
+DEFAULT_LIMITS = SloLimits(ttft_seconds=1.0, tpot_seconds=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreFacts:
+    """What is known of the core when somebody reads the metrics; `capacity` None: not ready yet."""
+
+    model_name: str
+    capacity: KVCapacity | None
+    ready: bool
+    silence_seconds: float
+
+
+class CoreCollector(Collector):
+    """Gauges made when they are read: those that routers know from vLLM, and signs of life."""
+
+    def __init__(self, read: Callable[[], CoreFacts], last: Callable[[], StepStats]) -> None:
+        self._read = read
+        self._last = last
+
+    def collect(self) -> Iterable[Metric]:
+        facts, stats = self._read(), self._last()
+        yield GaugeMetricFamily(
+            "paceline_engine_ready", "1 while the engine takes requests, else 0.", int(facts.ready)
+        )
+        yield GaugeMetricFamily(
+            "paceline_engine_silence_seconds",
+            "Since the engine's last sign of life while it has work; 0 without work.",
+            facts.silence_seconds,
+        )
+        blocks = max(stats.num_blocks, 1)
+        for name, text, value in (
+            ("num_requests_waiting", "Sequences accepted and not running.", stats.num_waiting),
+            ("num_requests_running", "Sequences in the running batch.", stats.num_running),
+            (
+                "kv_cache_usage_perc",
+                "Part of the KV blocks held by sequences, 0 to 1.",
+                stats.num_blocks_used / blocks,
+            ),
+        ):
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=("model_name",))
+            gauge.add_metric((facts.model_name,), value)
+            yield gauge
+        if facts.capacity is not None:
+            info = GaugeMetricFamily(
+                "vllm:cache_config_info",
+                "The KV cache in its labels; always 1.",
+                labels=("model_name", "block_size", "num_gpu_blocks"),
+            )
+            sizes = (str(facts.capacity.block_size), str(facts.capacity.num_blocks))
+            info.add_metric((facts.model_name, *sizes), 1)
+            yield info
+
+
 class Metrics:
     """One instance a server; without a registry it has its own."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = None,
+        *,
+        limits: SloLimits = DEFAULT_LIMITS,
+        read_core: Callable[[], CoreFacts] | None = None,
+    ) -> None:
         self.registry = registry or CollectorRegistry()
+        self._limits = limits
+        self._last = StepStats(0, 0, 0, 0, 0, 0)
+        if read_core is not None:
+            self.registry.register(CoreCollector(read_core, lambda: self._last))
         self._make_request_series()
         self._make_token_series()
         self._make_core_series()
@@ -99,6 +179,25 @@ class Metrics:
         self.refused = self._counter(
             "requests_refused", "HTTP requests answered with an error, by its code.", ("reason",)
         )
+        slo = self._counter(
+            "slo_requests",
+            "Finished requests by whether they met a limit: ttft once each, tpot (mean over its "
+            "choices) once each that has a second token.",
+            ("slo", "met"),
+        )
+        self._slo = {
+            (name, met): slo.labels(name, str(met).lower())
+            for name in ("ttft", "tpot")
+            for met in (True, False)
+        }
+        limit = Gauge(
+            "paceline_slo_limit_seconds",
+            "The limit behind each slo label of paceline_slo_requests_total.",
+            ("slo",),
+            registry=self.registry,
+        )
+        limit.labels("ttft").set(self._limits.ttft_seconds)
+        limit.labels("tpot").set(self._limits.tpot_seconds)
         self.loop_lag = self._histogram(
             "event_loop_lag_seconds",
             "How late the event loop of the API process woke from a short sleep.",
@@ -155,6 +254,7 @@ class Metrics:
 
     def observe_step(self, stats: StepStats) -> None:
         """One turn of the core's loop."""
+        self._last = stats
         self.running.set(stats.num_running)
         self.waiting.set(stats.num_waiting)
         blocks = max(stats.num_blocks, 1)
@@ -177,18 +277,29 @@ class Metrics:
         """An HTTP request that got an error instead of an answer. Codes are ours, so few."""
         self.refused.labels(error.code or error.type).inc()
 
-    def observe_first_text(self, timings: Timings) -> None:
+    def observe_first_text(self, timings: Timings, request_id: str = "") -> None:
         """Once a request, when its first text has been written."""
-        self.ttft.observe(timings.ttft_seconds)
+        self.ttft.observe(timings.ttft_seconds, _exemplar(request_id))
         for part, series in self.ttft_parts.items():
             series.observe(timings.seconds(part))
         self.queue.observe(timings.seconds("queue"))
         self.prefill.observe(timings.seconds("prefill"))
 
-    def observe_end(self, timings: Timings) -> None:
-        """Once a request that came to its own end."""
+    def observe_end(
+        self, timings: Timings, request_id: str = "", tpot_seconds: float | None = None
+    ) -> None:
+        """Once a request that came to its own end; `tpot_seconds` is the mean over its choices."""
         self.decode.observe(timings.seconds("decode"))
-        self.e2e.observe(timings.total_seconds)
+        self.e2e.observe(timings.total_seconds, _exemplar(request_id))
+        self._slo["ttft", timings.ttft_seconds <= self._limits.ttft_seconds].inc()
+        if tpot_seconds is not None:
+            self._slo["tpot", tpot_seconds <= self._limits.tpot_seconds].inc()
 
-    def exposition(self) -> bytes:
-        return generate_latest(self.registry)
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """The text and its content type: OpenMetrics, with exemplars, where `accept` asks for it."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+def _exemplar(request_id: str) -> dict[str, str] | None:
+    return {"request_id": request_id[:_MAX_EXEMPLAR_ID]} if request_id else None

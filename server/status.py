@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, Response
 from server.core_client import CoreState
 from server.errors import retry_headers
 from server.inference import Services, check_model
-from server.metrics import CONTENT_TYPE
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -78,8 +77,8 @@ class StatusRoutes:
         return self._state(200, "ready")
 
     async def metrics(self, request: Request) -> Response:
-        del request
-        return Response(self._services.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+        body, content_type = self._services.metrics.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
     async def models(self, request: Request) -> Response:
         del request

@@ -61,7 +61,7 @@ async def test_exposition_has_every_promised_series() -> None:
         families = list(text_string_to_metric_families(await read(server)))
     names = {family.name for family in families}
     assert {f"paceline_{name}" for name in promised} <= names
-    assert all(family.name.startswith("paceline_") for family in families)
+    assert all(family.name.startswith(("paceline_", "vllm:")) for family in families)
     assert all(len(family.documentation) > 20 for family in families)
 
 
@@ -225,12 +225,12 @@ def test_counters_do_not_fall_when_the_core_starts_again() -> None:
         metrics.observe_step(
             StepStats(start, 3, 2, 10, 5, 1, 100, 7, 1, 20, 50, 40, 0.001, 0.02, 0.01)
         )
-        busy = metrics.exposition().decode()
+        busy = metrics.exposition()[0].decode()
         assert metric(busy, "paceline_kv_usage_ratio") == 0.5
         assert metric(busy, "paceline_requests_running") == 3
         assert metric(busy, "paceline_requests_waiting") == 2
         metrics.observe_step(StepStats(start + 1, 0, 0, 10, 0, 6))
-    text = metrics.exposition().decode()
+    text = metrics.exposition()[0].decode()
     assert metric(text, "paceline_step_tokens_total", kind="prefill") == 200
     assert metric(text, "paceline_preemptions_total") == 2
     assert metric(text, "paceline_recomputed_tokens_total") == 40
