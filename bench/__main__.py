@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return peers(argv[1:])
     options = parse_options(argv)
-    console = Console(quiet=options.quiet)
+    console = Console(quiet=options.quiet, width=None if sys.stdout.isatty() else 100)
     try:
         return asyncio.run(_measure(options, console))
     except RequestFailed as failed:

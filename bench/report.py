@@ -74,7 +74,7 @@ def _rates(levels: Sequence[dict[str, Any]], slo: str | None) -> Table:
     for level in levels:
         cells = [
             str(level["requests"]["ok"]),
-            str(level["requests"]["failed"] + level["requests"]["cut"]),
+            str(level["requests"]["failed"]),
             f"{level['output_tokens_per_second']:.1f}",
             f"{level['total_tokens_per_second']:.1f}",
             f"{level['requests_per_second']:.2f}",

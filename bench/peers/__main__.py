@@ -162,7 +162,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.no_install:
         install_untried({BY_NAME[name].family for name in names} & INSTALLERS.keys(), gguf)
     deadline = time.monotonic() + minutes * 60
-    comparison = Comparison(gguf, cells, args.out, deadline, Console())
+    comparison = Comparison(
+        gguf, cells, args.out, deadline, Console(width=None if sys.stdout.isatty() else 160)
+    )
     present = []
     for rival in (BY_NAME[name] for name in names):
         if reason := missing(rival, gguf):
