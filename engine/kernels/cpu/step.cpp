@@ -130,6 +130,7 @@ void Model::step(int thread) {
 int Model::logits(const float* hidden, int rows, float* logits) {
   if (!complete()) return PACELINE_INCOMPLETE;
   if (rows < 0 || rows > c_.max_tokens) return PACELINE_BAD_BATCH;
+  if (rows == 0) return 0;
   team_.run([=](int thread) {
     Phases phases(team_);
     const Activations a = activations(norm_act_, c_.hidden);

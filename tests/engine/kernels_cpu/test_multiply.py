@@ -1,0 +1,126 @@
+"""The products of weights and activations against float64, on every tier."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+
+from engine.kernels.cpu.library import KernelError, available_tiers, load_library
+from tests.engine.kernels_cpu.calls import multiply, quantised_activations, restored, stored
+
+QUANTISED = ("Q4_0", "Q4_1", "Q8_0")
+DENSE = ("F32", "F16", "BF16")
+
+
+def matrix(n: int, k: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, k)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", [*QUANTISED, *DENSE])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"),
+    [*((rows, 33, 96) for rows in range(1, 10)), (17, 16, 32), (64, 100, 64), (257, 31, 576)],
+)
+def test_product_equals_float64(kernels: ctypes.CDLL, kind: str, rows: int, n: int, k: int) -> None:
+    weights, x, bias = stored(kind, matrix(n, k)), matrix(rows, k, 1), matrix(1, n, 2)[0]
+    seen = quantised_activations(x) if kind in QUANTISED else x.astype(np.float64)
+    exact = seen @ restored(kind, weights).T + bias
+    size = np.abs(seen) @ np.abs(restored(kind, weights)).T
+    error = np.abs(multiply(kernels, kind, weights, x, bias) - exact)
+    assert (error <= 3e-6 * size + 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", [*QUANTISED, *DENSE])
+def test_row_is_the_same_alone_and_anywhere_in_a_batch(kernels: ctypes.CDLL, kind: str) -> None:
+    weights, x = stored(kind, matrix(70, 160)), matrix(21, 160, 1)
+    together = multiply(kernels, kind, weights, x)
+    for start, length in itertools.product((0, 1, 6, 13), (1, 2, 3, 5, 8)):
+        part = multiply(kernels, kind, weights, x[start : start + length].copy())
+        assert part.tobytes() == together[start : start + length].tobytes()
+
+
+@pytest.mark.parametrize("kind", [*QUANTISED, *DENSE])
+def test_all_tiers_give_the_same_bits(kind: str) -> None:
+    weights, x = stored(kind, matrix(48, 224)), matrix(11, 224, 1)
+    libraries = [load_library(tier) for tier in available_tiers()]
+    results = {multiply(kernels, kind, weights, x).tobytes() for kernels in libraries if kernels}
+    assert len(results) <= 1
+
+
+@pytest.mark.parametrize("kind", [*QUANTISED, *DENSE])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_stay_in_their_row(kernels: ctypes.CDLL, kind: str, bad: float) -> None:
+    weights, x = stored(kind, matrix(40, 64)), matrix(9, 64, 1)
+    clean = multiply(kernels, kind, weights, x)
+    x[3, 40] = bad
+    out = multiply(kernels, kind, weights, x)
+    assert not np.isfinite(out[3]).any()
+    assert np.delete(out, 3, axis=0).tobytes() == np.delete(clean, 3, axis=0).tobytes()
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("scale", [0.0, 1e-41, 1e-30, 1e30])
+def test_tiny_and_huge_activations_keep_their_size(
+    kernels: ctypes.CDLL, kind: str, scale: float
+) -> None:
+    weights, x = stored(kind, matrix(32, 64)), matrix(2, 64, 1) * np.float32(scale)
+    out = multiply(kernels, kind, weights, x)
+    exact = x.astype(np.float64) @ restored(kind, weights).T
+    assert np.isfinite(out).all()
+    assert np.abs(out - exact).max() <= 0.05 * np.abs(exact).max() + 1e-33
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_extreme_integers_do_not_overflow(kernels: ctypes.CDLL, kind: str) -> None:
+    """The largest nibbles or bytes (-128 too, which ggml never writes) times +-127."""
+    weights = stored(kind, matrix(32, 64))
+    quants = {"Q4_0": 2, "Q4_1": 4, "Q8_0": 2}[kind]
+    blocks = weights.reshape(32, 2, -1)
+    blocks[:, :, quants:] = 0x80 if kind == "Q8_0" else 0xFF
+    x = np.full((3, 64), 127, dtype=np.float32)
+    x[1] = -127
+    x[2, ::2] = -127
+    exact = x.astype(np.float64) @ restored(kind, weights).T
+    out = multiply(kernels, kind, weights, x)
+    assert np.allclose(out, exact, rtol=1e-5, atol=1e-2)
+
+
+def test_no_rows_is_no_work(kernels: ctypes.CDLL) -> None:
+    out = multiply(kernels, "Q8_0", stored("Q8_0", matrix(32, 64)), np.empty((0, 64), np.float32))
+    assert out.shape == (0, 32)
+
+
+def test_k_that_is_no_multiple_of_32_is_refused(kernels: ctypes.CDLL) -> None:
+    with pytest.raises(KernelError, match="shape"):
+        multiply(kernels, "F32", stored("F32", matrix(32, 40)), matrix(1, 40))
+
+
+def test_exp_is_accurate_and_keeps_nan(kernels: ctypes.CDLL) -> None:
+    x = np.linspace(-86, 87, 4096, dtype=np.float32)
+    x[-1] = np.nan
+    out = np.empty_like(x)
+    kernels.paceline_exp(x.ctypes.data, out.ctypes.data, len(x))
+    exact = np.exp(x[:-1].astype(np.float64))
+    assert (np.abs(out[:-1] - exact) <= 2.5e-7 * exact).all()
+    assert np.isnan(out[-1])
+
+
+def test_half_conversion_is_ieee(kernels: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, 1 << 14, dtype=np.uint64).astype(np.uint32)
+    x = np.concatenate(
+        (
+            bits.view(np.float32),
+            np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32),
+            np.float32([0, -0.0, 65504, 65519, 65520, 1e-8, 2.98e-8, 2.981e-8, 6e-8] + [1.0] * 7),
+        )
+    )
+    x = np.ascontiguousarray(x[: len(x) // 16 * 16])
+    out = np.empty_like(x)
+    kernels.paceline_half_round_trip(x.ctypes.data, out.ctypes.data, len(x))
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = x.astype(np.float16).astype(np.float32)
+    assert np.array_equal(out, expected, equal_nan=True)
