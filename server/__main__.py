@@ -1,4 +1,4 @@
-"""The `paceline` command: serve, chat, bench.
+"""The `paceline` command: serve, chat, bench, simulate.
 
 Owns the top of the command line only. What a subcommand needs is imported when it runs, so that
 `--help` answers at once.
@@ -32,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from bench.__main__ import main as bench_main
 
         return bench_main(arguments[1:])
+    if arguments[:1] == ["simulate"]:
+        from planner.__main__ import main as simulate_main
+
+        return simulate_main(arguments[1:])
     parsed = _parser().parse_args(arguments)
     if parsed.command == "chat":
         from server.chat_cli import chat
@@ -70,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
     commands.add_parser(
         "bench", help="drive any OpenAI-style server and report its latencies", add_help=False
+    )
+    commands.add_parser(
+        "simulate", help="replay a trace through the scheduler on a cost model", add_help=False
     )
     return parser
 

@@ -18,11 +18,14 @@ ALLOWED = {
     "scheduler": {"scheduler"},
     "engine": {"engine", "scheduler.types", "scheduler.loop"},
     "server": {"server", "scheduler", "engine"},
-    "planner": {"planner", "scheduler", "engine.simulated"},
+    "planner": {"planner", "scheduler", "engine.simulated", "bench.traces", "bench.statistics"},
     "bench": {"bench"},
 }
-# `paceline bench` hands its arguments over: the command is the door of every package.
-COMMAND = {("server/__main__.py", "bench.__main__")}
+# `paceline bench` and `paceline simulate` hand over: the command is the door of every package.
+COMMAND = {
+    ("server/__main__.py", "bench.__main__"),
+    ("server/__main__.py", "planner.__main__"),
+}
 # Modules of engine that build or run models; in server only core_process may import them.
 ENGINE_WITHOUT_TORCH = {
     "engine.gguf_file",
@@ -111,6 +114,7 @@ def test_only_metrics_imports_prometheus() -> None:
         ("import scheduler.loop, engine.simulated", ["torch", "fastapi", "numpy"]),
         ("import server.app", ["torch"]),
         ("import server.__main__", ["torch"]),
+        ("import planner.__main__", ["torch", "fastapi"]),
         ("import bench.__main__", ["torch", "fastapi", "server", "scheduler", "engine"]),
     ],
 )

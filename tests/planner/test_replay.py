@@ -1,0 +1,144 @@
+"""A replay is the serving scheduler in virtual time, so its figures can be worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from bench.statistics import percentile
+from bench.traces import TraceRow, block_tokens, read_trace
+from planner.__main__ import main
+from planner.cost import Curve, LinearCost, ProfiledCost, ProfileError
+from planner.replay import Replay, replay
+from scheduler.policy import FirstComeFirstServed
+from scheduler.scheduler import SchedulerLimits
+from scheduler.types import KVCapacity
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def run(
+    rows: list[TraceRow], *, num_blocks: int = 64, max_running: int = 8, block_tokens: int = 0
+) -> Replay:
+    return replay(
+        rows,
+        block_tokens=block_tokens,
+        capacity=KVCapacity(num_blocks, 16, max_running, 1024),
+        limits=SchedulerLimits(
+            max_step_tokens=64, max_waiting=1000, max_running=max_running, watermark_blocks=0
+        ),
+        policy=FirstComeFirstServed(),
+        cost=LinearCost(step=0.010, prefill=0.001, decode=0.002),
+    )
+
+
+def test_lone_request_takes_the_time_of_its_steps() -> None:
+    """100 prompt tokens are chunks of 64 and 36; then three decodes of 12 ms."""
+    (seen,) = run([TraceRow(1.0, 100, 4)]).requests
+    assert seen.ttft == pytest.approx(0.010 + 0.064 + 0.010 + 0.036)
+    assert seen.tpot == pytest.approx(0.012)
+
+
+def test_no_request_starts_before_it_arrives_and_all_are_served() -> None:
+    rows = [TraceRow(0.3 * i, 20 + 7 * i, 1 + i % 5) for i in range(40)]
+    outcome = run(rows)
+    for row, seen in zip(rows, outcome.requests, strict=True):
+        assert not seen.refusal
+        assert seen.scheduled_at is not None
+        assert seen.scheduled_at >= seen.arrival == row.arrival_seconds
+    assert outcome.busy_seconds <= outcome.makespan
+    assert sum(step.num_prefill_tokens for step in outcome.steps) >= sum(
+        r.input_tokens for r in rows
+    )
+
+
+def test_equal_blocks_of_a_trace_hit_the_prefix_cache() -> None:
+    shared = tuple((block, 1) for block in range(4))
+    rows = [TraceRow(float(i), 70, 2, block_runs=(*shared, (100 + i, 1))) for i in range(3)]
+    first, second, third = run(rows, block_tokens=16).requests
+    assert (first.cached_tokens, second.cached_tokens, third.cached_tokens) == (0, 64, 64)
+
+
+def test_what_can_never_fit_is_refused_and_the_rest_is_served() -> None:
+    outcome = run([TraceRow(0.0, 5000, 2), TraceRow(0.0, 16, 2)])
+    assert outcome.requests[0].refusal
+    assert outcome.requests[1].first_token_at is not None
+
+
+def test_a_small_pool_preempts_yet_serves_all() -> None:
+    outcome = run([TraceRow(0.0, 30, 60) for _ in range(8)], num_blocks=16)
+    assert outcome.num_preemptions > 0
+    assert all(seen.last_token_at is not None for seen in outcome.requests)
+
+
+def test_a_trace_without_arrivals_is_named() -> None:
+    with pytest.raises(ValueError, match="no arrival time"):
+        run([TraceRow(None, 10, 10)])
+
+
+def test_curve_joins_its_points_and_goes_on_as_it_ended() -> None:
+    curve = Curve.through({2: 1.0, 4: 2.0, 8: 6.0})
+    assert [curve(x) for x in (1, 2, 3, 4, 6, 8, 10)] == [1.0, 1.0, 1.5, 2.0, 4.0, 6.0, 8.0]
+
+
+def test_missing_kernel_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="no kernel table"):
+        ProfiledCost(tmp_path / "gpu", num_layers=2)
+
+
+def test_command_reports_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,30,4\n0.1,50,2\n")
+    out = tmp_path / "out.json"
+    flags = ["--kv-tokens", "4096", "--linear", "10,1,2,0", "--out", str(out)]
+    assert main([str(trace), *flags]) == 0
+    assert "2 served, 0 refused" in capsys.readouterr().out
+    assert out.read_text().count('"ttft"') == 0  # plain facts, no derived fields
+    assert main([str(trace), "--kv-tokens", "4096"]) == 2
+    assert "--linear or --profile" in capsys.readouterr().err
+    assert main([str(tmp_path / "none.csv"), *flags]) == 2
+
+
+def test_replay_agrees_with_a_measured_server() -> None:
+    """The same trace, GPU and limits as real per-request times of another server (see DATA).
+
+    Both schedulers chunk prompts into steps of 2048 tokens first come first served, so the physics
+    must agree: TPOT p50 and p99 and the makespan within 5 %, mean TTFT within 10 %.
+    """
+    measured_file = DATA / "validation_vllm019_rtx4090_llama31-8b.csv.gz"
+    if not measured_file.exists():
+        pytest.skip("the shared measurements are not beside this checkout")
+    import csv
+    import gzip
+
+    with gzip.open(measured_file, "rt", newline="") as file:
+        measured = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    rows = read_trace(DATA / "sharegpt300_llama31tok.jsonl.gz")
+    outcome = replay(
+        rows,
+        block_tokens=block_tokens(rows),
+        capacity=KVCapacity(41408 // 16, 16, 256, 131072),
+        limits=SchedulerLimits(
+            max_step_tokens=2048, max_waiting=1000, max_running=256, watermark_blocks=25
+        ),
+        policy=FirstComeFirstServed(),
+        cost=ProfiledCost(DATA / "profile_rtx4090_llama31-8b", num_layers=32),
+    )
+    real_ttft = [row["first_token_s"] - row["arrival_s"] for row in measured]
+    real_tpot = sorted(
+        (row["last_token_s"] - row["first_token_s"]) / (row["output_tokens"] - 1)
+        for row in measured
+        if row["output_tokens"] > 1
+    )
+    ttft = [seen.ttft for seen in outcome.requests if seen.ttft is not None]
+    tpot = sorted(seen.tpot for seen in outcome.requests if seen.tpot is not None)
+    assert len(ttft) == len(measured)
+    assert fmean(ttft) == pytest.approx(fmean(real_ttft), rel=0.10)
+    for quantile in (0.50, 0.99):
+        assert percentile(tpot, quantile) == pytest.approx(
+            percentile(real_tpot, quantile), rel=0.05
+        )
+    last = max(row["last_token_s"] for row in measured)
+    assert outcome.makespan == pytest.approx(last - measured[0]["arrival_s"], rel=0.05)
