@@ -296,7 +296,7 @@ class Metrics:
             self._slo["tpot", tpot_seconds <= self._limits.tpot_seconds].inc()
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """The text and its content type: OpenMetrics, with exemplars, where `accept` asks for it."""
+        """The text and its type: OpenMetrics, with exemplars, where `accept` asks for it."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
