@@ -9,6 +9,7 @@ argmax. Must not know models or KV.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -59,6 +60,36 @@ class Samples:
     grammar: GrammarStep | None = None
 
 
+class SamplerKernels(Protocol):
+    """Fused forms of the two parts of the sampler that cost most, for a device that has them."""
+
+    def draw(
+        self,
+        logits: Tensor,
+        peaks: Tensor,
+        token_ids: Tensor,
+        columns: NDArray[np.void],
+        *,
+        rows: Ints,
+        indices: Ints,
+    ) -> None:
+        """Replace token_ids[rows] by draws with the parameters `columns` [rows]."""
+        ...
+
+    def penalise(
+        self,
+        logits: Tensor,
+        token_table: Tensor,
+        columns: NDArray[np.void],
+        *,
+        rows: Ints,
+        slots: Ints,
+        lengths: Ints,
+    ) -> None:
+        """Apply penalties to logits[rows] in place."""
+        ...
+
+
 class Sampler:
     """Vectorised over rows; the host decides which rows need what, so it never waits.
 
@@ -73,9 +104,11 @@ class Sampler:
         vocab_limit: int,
         device: torch.device,
         grammars: GrammarCompiler | None = None,
+        kernels: SamplerKernels | None = None,
     ) -> None:
         """`vocab_limit`: ids from here on are padding of the model's vocab_size, never sampled."""
         assert 0 < vocab_limit <= vocab_size
+        self._kernels = kernels
         self._vocab_size, self._vocab_limit = vocab_size, vocab_limit
         self._device = device
         self._table = np.zeros(num_slots, dtype=SLOT_COLUMNS)
@@ -157,8 +190,13 @@ class Sampler:
         peaks, token_ids = logits.max(1)
         random = np.flatnonzero(~columns["greedy"])
         for part in self._parts(random):
-            rows = self._upload(part)
             indices = lengths[part] - columns["num_prompt_tokens"][part]
+            if self._kernels is not None:
+                self._kernels.draw(
+                    logits, peaks, token_ids, columns[part], rows=part, indices=indices
+                )
+                continue
+            rows = self._upload(part)
             drawn = self._draw(logits[rows], peaks[rows], columns[part], indices)
             token_ids[rows] = drawn
 
@@ -216,6 +254,16 @@ class Sampler:
         """
         for part in self._parts(np.flatnonzero(self._table["penalised"][slots])):
             columns = self._table[slots[part]]
+            if self._kernels is not None:
+                self._kernels.penalise(
+                    logits,
+                    token_table,
+                    columns,
+                    rows=part,
+                    slots=slots[part],
+                    lengths=lengths[part],
+                )
+                continue
             rows, length = self._upload(part), self._upload(lengths[part])[:, None]
             tokens = token_table[:, : int(lengths[part].max())][self._upload(slots[part])]
             position = torch.arange(tokens.shape[1], device=self._device)

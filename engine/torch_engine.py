@@ -22,7 +22,7 @@ from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
 from engine.loading import LoadedModel
 from engine.prompt_scores import PromptScorer
-from engine.sampler import Sampler, Samples
+from engine.sampler import Sampler, SamplerKernels, Samples
 from engine.step_result import PendingStep, StepTensors, StepTimer
 from scheduler.types import Admission, KVCapacity, SamplingParams, StepPlan
 
@@ -90,11 +90,13 @@ class TorchEngine:
         vocab_limit: int | None = None,
         runner: ModelRunner | None = None,
         grammars: GrammarCompiler | None = None,
+        sampler_kernels: SamplerKernels | None = None,
     ) -> None:
         """`dtype` is the KV's. `vocab_limit`: the tokenizer's size, if the model's is padded.
 
         `runner` replaces the one in torch, for `num_blocks` blocks of `block_size` tokens.
         `grammars` is what serves sequences with a grammar; without it they fail.
+        `sampler_kernels` replace parts of the sampler.
         """
         self.capacity = KVCapacity(num_blocks, block_size, num_slots, max_model_len)
         self._device = device
@@ -119,6 +121,7 @@ class TorchEngine:
             vocab_limit=vocab_limit,
             device=device,
             grammars=grammars,
+            kernels=sampler_kernels,
         )
         self._prompts = PromptScorer(
             num_slots=num_slots, vocab_size=vocab_size, vocab_limit=vocab_limit, device=device

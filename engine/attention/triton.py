@@ -41,7 +41,7 @@ WIDE_HEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """How much room the columns have: exact for an eager step, the most there can be for a graph."""
+    """The room of the columns: exact for an eager step, the most there can be for a graph."""
 
     num_rows: int
     num_split_items: int
