@@ -34,10 +34,12 @@ def draw_levels(path: Path, levels: Sequence[dict[str, Any]], title: str) -> Non
         for panel, (name, heading) in zip(panels, PANELS, strict=True):
             for quantile, style in LINES:
                 values = [(level[name] or {}).get(quantile) for level in chosen]
-                shown = [float("nan") if value is None else value for value in values]
+                shown = [value or float("nan") for value in values]  # 0 has no place on a log axis
                 label = f"{load} {quantile}"
                 panel.plot(places, shown, marker=".", linestyle=style, color=color, label=label)
-            panel.set(title=f"{heading}, ms", xticks=places, xticklabels=ticks, yscale="log")
+            panel.set(title=f"{heading}, ms", xticks=places, xticklabels=ticks)
+            if any((level[name] or {}).get("p99") for level in levels):
+                panel.set_yscale("log")
     for panel in (throughput, *panels):
         panel.grid(visible=True, alpha=0.3)
         panel.legend(fontsize="small")

@@ -206,7 +206,7 @@ def draw(path: Path, summary: Sequence[dict[str, Any]]) -> None:
         axes.set(title=title, xticks=[place + 0.4 for place in range(len(loads))])
         axes.set_xticklabels([_heading(load) for load in loads])
         axes.grid(visible=True, axis="y", alpha=0.3)
-        if "log" in title:
+        if "log" in title and any(entry[name] for entry in summary):
             axes.set_yscale("log")
     figure.axes[0].legend(fontsize="small", ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)
