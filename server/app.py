@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from scheduler.types import StepStats
+from server.admin import AdminRoutes
 from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from server.chat import ChatFormat, prepare_chat
 from server.completions import CompletionFormat, prepare_completion
@@ -27,6 +30,7 @@ from server.inference import Endpoint, InferenceApp, Services, Workers
 from server.logprobs import TokenNames
 from server.metrics import CoreFacts, Metrics, SloLimits
 from server.middleware import REQUEST_ID, ContextMiddleware
+from server.recorder import Recorder
 from server.schemas import ChatRequest, CompletionRequest
 from server.status import StatusRoutes
 from server.tokenizer import Tokenizer
@@ -50,13 +54,20 @@ def create_app(
         limits=SloLimits(config.ttft_limit_seconds, config.tpot_limit_seconds),
         read_core=lambda: _core_facts(core),
     )
-    core.on_stats = metrics.observe_step
+    recorder = Recorder(config.timelines, time.monotonic)
+
+    def observe_step(stats: StepStats) -> None:
+        metrics.observe_step(stats)
+        recorder.observe_step(stats)
+
+    core.on_stats = observe_step
     services = Services(
         core=core,
         tokenizer=tokenizer,
         token_names=TokenNames(tokenizer.token_bytes),
         config=config,
         metrics=metrics,
+        recorder=recorder,
         workers=Workers(),
         body_timeout_seconds=body_timeout_seconds,
     )
@@ -77,6 +88,7 @@ def create_app(
         redirect_slashes=False,
     )
     StatusRoutes(services).add_to(app)
+    AdminRoutes(services).add_to(app)
     _add_inference(app, "/v1/chat/completions", InferenceApp(services, CHAT))
     _add_inference(app, "/v1/completions", InferenceApp(services, COMPLETIONS))
     _handle_errors(app, metrics)

@@ -64,13 +64,16 @@ class Generation:
         clock: RequestClock,
         now: Callable[[], float],
         groups: Sequence[PromptGroup],
+        request_id: str = "",
     ) -> None:
         self._core = core
         self._metrics = metrics
         self._clock = clock
         self._now = now
         self._groups = groups
+        self._request_id = request_id
         self._times: dict[int, ChoiceTimes] = {}
+        self._tpots: list[float] = []  # of the choices that ended
 
     async def run(self, emit: Emit) -> None:
         """Raises ApiError if the core refuses or fails; every choice has ended if it returns."""
@@ -87,7 +90,8 @@ class Generation:
             finally:
                 self._count_ends(reason)
         self._clock.finished = self._now()
-        self._metrics.observe_end(self._clock.parts())
+        tpot = sum(self._tpots) / len(self._tpots) if self._tpots else None
+        self._metrics.observe_end(self._clock.parts(), self._request_id, tpot)
 
     def usage(self) -> dict[str, object]:
         """What was used so far; a prompt shared by n choices counts once."""
@@ -187,9 +191,10 @@ class Generation:
             times.last = now
         if self._clock.first_written is None:
             self._clock.first_written = now
-            self._metrics.observe_first_text(self._clock.parts())
+            self._metrics.observe_first_text(self._clock.parts(), self._request_id)
         if choice.finish_reason is not None and choice.num_tokens > 1:
-            self._metrics.tpot.observe((now - times.first) / (choice.num_tokens - 1))
+            self._tpots.append((now - times.first) / (choice.num_tokens - 1))
+            self._metrics.tpot.observe(self._tpots[-1])
 
     def _count_ends(self, otherwise: str) -> None:
         for group in self._groups:

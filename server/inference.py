@@ -30,6 +30,7 @@ from server.logprobs import TokenNames
 from server.metrics import Metrics
 from server.middleware import RequestContext
 from server.prepare import ServedModel
+from server.recorder import Recorder
 from server.requests import RequestOrigin, TokenLimits
 from server.schemas import GenerationFields, Parsed, StreamOptions, parse_fields
 from server.sse import EventStream, run_until_disconnect
@@ -91,6 +92,7 @@ class Services:
     token_names: TokenNames
     config: ServerConfig
     metrics: Metrics
+    recorder: Recorder
     workers: Workers
     body_timeout_seconds: float
     now: Callable[[], float] = time.monotonic
@@ -151,7 +153,14 @@ class InferenceApp(Generic[FieldsT]):
         check_model(fields.model, model.name)
         clock.parsed = self._services.now()
         one = OneAnswer(self._services, self._endpoint, model, context, clock, parsed)
-        await (one.stream(send) if fields.stream else one.plain(send))
+        otherwise = "error"
+        try:
+            await (one.stream(send) if fields.stream else one.plain(send))
+        except asyncio.CancelledError:
+            otherwise = "abort"  # the client hung up
+            raise
+        finally:
+            one.close(otherwise)
 
     async def _parse(self, body: bytes) -> Parsed[FieldsT]:
         def parse() -> Parsed[FieldsT]:
@@ -190,6 +199,7 @@ class OneAnswer(Generic[FieldsT]):
         self._context = context
         self._clock = clock
         self._fields = parsed.fields
+        self._groups: list[PromptGroup] = []
         self._headers = ignored_headers(parsed.ignored)
         if parsed.ignored:
             log.info("request %s: without effect: %s", context.id, self._headers[0][1].decode())
@@ -242,6 +252,13 @@ class OneAnswer(Generic[FieldsT]):
         if usage is not None or timings is not None:
             await events.write(form.closing(usage, timings))
 
+    def close(self, otherwise: str) -> None:
+        """After the last byte; `otherwise` is why choices ended that have no reason of their own."""
+        timeline = self._context.timeline
+        if timeline is not None:
+            timeline.num_cached = sum(group.cached_tokens or 0 for group in self._groups)
+            self._services.recorder.end(timeline, otherwise)
+
     async def _prepare(self) -> tuple[Generation, AnswerFormat, int]:
         """Template and tokenizer run in a worker thread."""
         services = self._services
@@ -251,12 +268,23 @@ class OneAnswer(Generic[FieldsT]):
             lambda: self._endpoint.prepare(self._fields, self._model, origin)
         )
         self._clock.tokenized = services.now()
+        self._groups = groups
+        self._context.timeline = services.recorder.begin(
+            self._context.id, answer_id, self._context.tenant, self._clock, groups
+        )
+        if services.config.log_prompts:
+            self._context.prompts = [
+                self._model.tokenizer.decode(group.requests[0].prompt, skip_special_tokens=False)
+                for group in groups
+            ]
         heading = Heading(self._endpoint.id_prefix + answer_id, int(time.time()), self._model.name)
         num_choices = sum(len(group.choices) for group in groups)
         form = self._endpoint.make_format(
             heading, self._model.token_names, num_choices, self._fields
         )
-        generation = Generation(services.core, services.metrics, self._clock, services.now, groups)
+        generation = Generation(
+            services.core, services.metrics, self._clock, services.now, groups, self._context.id
+        )
         return generation, form, num_choices
 
     def _timings(self) -> dict[str, Any] | None:

@@ -10,11 +10,13 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, error_response
+from server.request_log import log_request
+from server.timeline import RequestTimeline
 
 log = logging.getLogger("paceline.http")
 
@@ -24,15 +26,21 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 @dataclass(slots=True)
 class RequestContext:
-    """Facts of one HTTP request, in scope["paceline"]. `tenant` is the key's, "" without keys."""
+    """Facts of one HTTP request, in scope["paceline"]. `tenant` is the key's, "" without keys.
+
+    `timeline` is there once a generating request has its prompt; `prompts` only if the log is to
+    have them.
+    """
 
     id: str
     received: float
     tenant: str = ""
+    timeline: RequestTimeline | None = None
+    prompts: list[str] = field(default_factory=list)
 
 
 class ContextMiddleware:
-    """Puts RequestContext into the scope and `x-request-id` on every response."""
+    """Puts RequestContext into the scope, `x-request-id` on every response, a line into the log."""
 
     def __init__(self, app: ASGIApp, *, count_error: Callable[[ApiError], None]) -> None:
         self._app = app
@@ -45,12 +53,12 @@ class ContextMiddleware:
         context = RequestContext(_request_id(scope), time.monotonic())
         scope["paceline"] = context
         header = (REQUEST_ID, context.id.encode())
-        started = False
+        status = 0
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 
@@ -58,11 +66,13 @@ class ContextMiddleware:
             await self._app(scope, receive, send_with_id)
         except Exception:
             log.exception("request %s failed", context.id)
-            if started:
+            if status:
                 raise
             failure = ApiError("The server failed to answer this request.", code="internal_error")
             self._count_error(failure)
             await error_response(failure)(scope, receive, send_with_id)
+        finally:
+            log_request(context, scope, status, time.monotonic())
 
 
 def _request_id(scope: Scope) -> str:

@@ -68,7 +68,7 @@ def _serve(settings: Settings) -> int:
     name = settings.engine.served_model_name or model_name(settings.engine.model, path)
     engine = replace(settings.engine, model=str(path), served_model_name=name)
     with bind(settings.server.host, settings.server.port) as listener:
-        configure_logging(settings.server.log_level)
+        configure_logging(settings.server.log_level, settings.server.log_format)
         return live(replace(settings, engine=engine), listener, load_tokenizer(path))
 
 
@@ -209,6 +209,7 @@ class ServerLife:
                 http=Protocol,
                 ws="none",
                 log_config=None,
+                access_log=False,  # ContextMiddleware writes the line of a request
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=_CLOSE_SECONDS,
