@@ -16,11 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.triton import Columns, Space, TritonAttention
+from engine.attention.triton import Columns, HostColumns, Space, TritonAttention
 from engine.batch import Batch
 
 log = logging.getLogger("paceline.engine")
@@ -139,8 +138,8 @@ class DecodeGraphs:
         size = self._pending.pop()
         inputs = self._inputs(size)
         self._tokens[2].fill_(-1)
-        for buffer in self._columns.values():
-            buffer[: Space(size, self._max_items, 0).bounds[3]].zero_()
+        for columns in inputs.columns.values():
+            self._upload(columns, HostColumns.empty())
         try:
             # Padding only, computed once: kernels are compiled, libraries choose theirs.
             self._work(inputs)
@@ -171,10 +170,11 @@ class DecodeGraphs:
         inputs.kv_slots[:num_rows].copy_(batch.kv_slots)
         inputs.kv_slots[num_rows:].fill_(-1)
         for window, columns in inputs.columns.items():
-            packed = host[window].packed(columns.space)
-            columns.buffer[: len(packed)].copy_(self._pinned(packed), non_blocking=True)
+            self._upload(columns, host[window])
         return True
 
-    def _pinned(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory() if self._device.type == "cuda" else tensor
+    def _upload(self, columns: Columns, host: HostColumns) -> None:
+        packed = torch.from_numpy(host.packed(columns.space))
+        if self._device.type == "cuda":
+            packed = packed.pin_memory()
+        columns.buffer[: len(packed)].copy_(packed, non_blocking=True)

@@ -34,6 +34,7 @@ LONG_TILE = 128
 FIXED_TILE = 64  # deterministic: the same instruction for a decode and for a prefill
 SPLIT_PROGRAMS_PER_MULTIPROCESSOR = 2
 ALIGNMENT = 4  # int32 to 16 bytes
+NO_KEYS = -(1 << 30)  # start of a row before any split
 # The block table's load comes one stage before the keys', so 5 stages keep two tiles in flight.
 STAGES, WIDE_STAGES = 5, 3
 WIDE_HEAD = 256
@@ -65,16 +66,28 @@ class HostColumns:
     long_items: NDArray[np.int32]  # [items, 2]: row, first query
     tables: NDArray[np.int32]  # [rows, width]
 
+    @classmethod
+    def empty(cls) -> HostColumns:
+        return cls(*(np.zeros((0, width), dtype=np.int32) for width in (4, 2, 2, 0)))
+
     @property
     def space(self) -> Space:
         return Space(len(self.rows), len(self.split_items), len(self.long_items))
 
     def packed(self, space: Space) -> NDArray[np.int32]:
-        """In a buffer of `space`, up to the end of the block tables; unused rows are empty."""
+        """In a buffer of `space`, up to the end of the block tables.
+
+        An unused row is one token that sees no keys: attention leaves zeros there, not whatever
+        was in memory.
+        """
         rows, split, long, tables = space.bounds
         buffer = np.zeros(tables + self.tables.size, dtype=np.int32)
         buffer[:3] = len(self.split_items), len(self.long_items), self.tables.shape[1]
-        buffer[rows : rows + self.rows.size] = self.rows.ravel()
+        unused = np.arange(len(self.rows), space.num_rows)
+        columns = np.zeros((space.num_rows, 4), dtype=np.int32)
+        columns[: len(self.rows)] = self.rows
+        columns[unused, :3] = np.stack((unused, np.full_like(unused, NO_KEYS), unused * 0 + 1), 1)
+        buffer[rows:split] = columns.ravel()
         buffer[split : split + self.split_items.size] = self.split_items.ravel()
         buffer[long : long + self.long_items.size] = self.long_items.ravel()
         buffer[tables:] = self.tables.ravel()

@@ -228,8 +228,6 @@ def combine_kernel(
     length = tl.load(rows_ptr + row * 4 + 2)
     first_item = tl.load(rows_ptr + row * 4 + 3)
     if first_item < 0:
-        length = 0
-    if length == 0:
         return
     in_tile = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, D_PADDED)

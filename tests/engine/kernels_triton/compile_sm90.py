@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from engine.attention.triton import launch_options
-from engine.kernels.triton import attention, norms, rotary
+from engine.kernels.triton import attention, norms, penalties, rotary, sampling
 
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 INSTRUCTIONS = ("wgmma.mma_async", "mma.sync", "cp.async.cg", "ld.local", "st.local")
@@ -104,6 +104,15 @@ def cases() -> Iterator[Case]:
             nulls=("key_scales_ptr", "value_scales_ptr")
             + (() if norm else ("q_norm_ptr", "k_norm_ptr")),
         )
+    yield Case(
+        "draw",
+        sampling._draw_kernel,
+        "*fp32 *fp32 *i64 *i64 i32 i32",
+        {"BLOCK": sampling.BLOCK},
+        num_warps=8,
+    )
+    yield Case("count", penalties._count_kernel, "*i64 *i64 *i64 i32 i32", {"BLOCK": 1024})
+    yield Case("penalise", penalties._penalise_kernel, "*fp32 *i64 *i64 i32 i32", {"BLOCK": 4096})
 
 
 def compile_case(case: Case) -> dict[str, Any]:

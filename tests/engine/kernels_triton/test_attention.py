@@ -1,4 +1,4 @@
-"""Triton attention in the interpreter: equal to dense attention; bits that no batch mate changes."""
+"""Triton attention in the interpreter: dense attention, bits no batch mate changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fused draw and the penalties in the interpreter: the tokens of the sampler's own torch code."""
+"""The fused draw and the penalties in the interpreter: the tokens of the sampler in torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.triton.sampling import draw, penalise
+from engine.kernels.triton.penalties import penalise
+from engine.kernels.triton.sampling import draw
 from engine.random import uniform
 from engine.sampler import Sampler
 from scheduler.types import Admission, SamplingParams

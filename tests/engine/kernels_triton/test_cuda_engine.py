@@ -1,0 +1,218 @@
+"""The whole path that cuda takes, on the CPU in the interpreter: the tokens of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.cuda_engine import TritonSampling
+from engine.cuda_graphs import bucket_sizes
+from engine.cuda_runner import CudaRunner, pieces
+from engine.loading import LoadedModel
+from engine.torch_engine import TorchEngine
+from scheduler.loop import EngineFailed
+from scheduler.types import Request, SamplingParams
+from tests.engine.test_torch_engine import (
+    GREEDY,
+    load_tiny,
+    make_engine,
+    random_prompt,
+    serve,
+)
+
+CPU = torch.device("cpu")
+NUM_SLOTS, MAX_MODEL_LEN = 4, 64
+
+
+class ReplayedWork:
+    """Stands in for a CUDA graph: replay repeats the work on the same tensors."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        result = work()
+
+        def replay() -> None:
+            self.num_replays += 1
+            result.copy_(work())
+
+        return replay, result
+
+
+class FailingRecorder:
+    def record(self, _work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        raise RuntimeError("capture is not permitted")
+
+
+def make_runner(model: LoadedModel, **options: object) -> CudaRunner:
+    return CudaRunner(
+        model.decoder,
+        num_blocks=48,
+        block_size=8,
+        dtype=torch.float32,
+        device=CPU,
+        max_rows=NUM_SLOTS,
+        max_model_len=MAX_MODEL_LEN,
+        **options,
+    )
+
+
+def make_cuda_path(model: LoadedModel, runner: CudaRunner) -> TorchEngine:
+    return TorchEngine(
+        model,
+        device=CPU,
+        dtype=torch.float32,
+        num_blocks=48,
+        block_size=8,
+        num_slots=NUM_SLOTS,
+        max_model_len=MAX_MODEL_LEN,
+        runner=runner,
+        sampler_kernels=TritonSampling(),
+    )
+
+
+def requests(samplings: Sequence[SamplingParams]) -> list[Request]:
+    """Prompts around block borders; they end at different steps."""
+    return [
+        Request(
+            id=str(i),
+            prompt=random_prompt((8, 1, 9, 30)[i], seed=i),
+            max_tokens=(3, 9, 2, 4)[i],
+            sampling=sampling,
+        )
+        for i, sampling in enumerate(samplings)
+    ]
+
+
+EVERY_SAMPLING = [
+    SamplingParams(temperature=0.8, seed=42),
+    replace(GREEDY, repetition_penalty=2.0, frequency_penalty=0.5),
+    SamplingParams(temperature=1.2, top_p=0.9, seed=7),
+    SamplingParams(top_k=5, min_p=0.05, seed=-3, presence_penalty=0.5, num_logprobs=2),
+]
+FAMILIES = {"llama": EVERY_SAMPLING, "qwen3": [GREEDY] * 4, "mistral-window": [GREEDY] * 4}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_tiny("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_overlap_and_kernels_give_the_tokens_of_the_reference(
+    family: str, tmp_path: Path
+) -> None:
+    """Plain, with q/k norms, with a sliding window. Chunked prefills and decodes mixed, at depth 1,
+    over graph buckets with padding rows.
+    """
+    model = load_tiny(family, tmp_path)
+    work = requests(FAMILIES[family])
+    expected = serve(make_engine(model), work).answers
+    recorder = ReplayedWork()
+    runner = make_runner(model, recorder=recorder)
+    served = serve(
+        make_cuda_path(model, runner),
+        work,
+        depth=1,
+        max_step_tokens=24,
+        arrivals=lambda i: i // 3,
+    )
+    for name, answer in served.answers.items():
+        assert answer.token_ids == expected[name].token_ids
+        for ours, theirs in zip(answer.logprobs, expected[name].logprobs, strict=True):
+            assert ours.token_id == theirs.token_id
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+    assert runner.graphs is not None
+    assert runner.graphs.num_captured == len(bucket_sizes(NUM_SLOTS))
+    assert recorder.num_replays > 0
+
+
+def test_a_capture_that_fails_leaves_eager_steps(llama: LoadedModel) -> None:
+    work = requests([GREEDY] * 2)
+    expected = serve(make_engine(llama), work)
+    runner = make_runner(llama, recorder=FailingRecorder())
+    assert serve(make_cuda_path(llama, runner), work).token_ids == expected.token_ids
+    assert runner.graphs is not None
+    assert runner.graphs.num_captured == 0
+
+
+class CrampedRunner(CudaRunner):
+    """Runs out of memory on more than `limit` tokens at once."""
+
+    limit = 16
+
+    def _eager(self, batch: Batch) -> Tensor:
+        if len(batch.token_ids) > self.limit:
+            raise torch.OutOfMemoryError("no memory")
+        return super()._eager(batch)
+
+
+def test_a_step_beyond_memory_is_computed_in_pieces(llama: LoadedModel) -> None:
+    """Nobody fails and nobody notices: rows are cut, which changes no token."""
+    work = requests([GREEDY] * 4)
+    expected = serve(make_engine(llama), work)
+    runner = CrampedRunner(
+        llama.decoder,
+        num_blocks=48,
+        block_size=8,
+        dtype=torch.float32,
+        device=CPU,
+        max_rows=4,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    assert serve(make_cuda_path(llama, runner), work).token_ids == expected.token_ids
+
+
+def test_memory_that_is_short_for_the_smallest_piece_is_an_error(llama: LoadedModel) -> None:
+    runner = CrampedRunner(
+        llama.decoder,
+        num_blocks=48,
+        block_size=8,
+        dtype=torch.float32,
+        device=CPU,
+        max_rows=4,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    runner.limit = 2
+    with pytest.raises(EngineFailed, match="no memory"):
+        serve(make_cuda_path(llama, runner), requests([GREEDY] * 4))
+
+
+@pytest.mark.parametrize("max_tokens", [1, 3, 4, 7, 12, 100])
+def test_pieces_cover_the_batch_in_order(max_tokens: int) -> None:
+    starts, lengths = np.array([5, 0, 9, 2]), np.array([1, 7, 1, 3])
+    batch = Batch(
+        starts=starts,
+        lengths=lengths,
+        offsets=np.concatenate(([0], np.cumsum(lengths))),
+        block_tables=np.arange(8, dtype=np.int32).reshape(4, 2),
+        token_ids=torch.arange(12),
+        positions=torch.cat([torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]),
+        kv_slots=torch.arange(12) + 100,
+    )
+    parts = pieces(batch, max_tokens)
+    assert torch.equal(torch.cat([part.token_ids for part in parts]), batch.token_ids)
+    for part in parts:
+        assert 0 < len(part.token_ids) <= max_tokens
+        assert (part.lengths > 0).all()
+        assert part.offsets.tolist() == [0, *np.cumsum(part.lengths).tolist()]
+        rows = [torch.arange(start, end) for start, end in zip(part.starts, part.ends, strict=True)]
+        assert torch.equal(torch.cat(rows), part.positions)
+    assert [row for part in parts for row in part.block_tables[:, 0].tolist()] == sorted(
+        row for part in parts for row in part.block_tables[:, 0].tolist()
+    )
+
+
+def test_buckets_end_with_the_first_that_holds_every_row() -> None:
+    assert bucket_sizes(1) == (1,)
+    assert bucket_sizes(3) == (1, 2, 4)
+    assert bucket_sizes(9) == (1, 2, 4, 8, 16)
+    assert bucket_sizes(256)[-1] == bucket_sizes(1000)[-1] == 256
