@@ -109,12 +109,20 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def _answer_on_its_way(self) -> bool:
+        """Whether the next bytes written belong to another request than the one that came last."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        # A body that breaks off is the last request's own fault, and the first to be answered
+        # unless others are before it.
+        return cycle.response_started or bool(self.pipeline) or not self._in_body
+
     def _refuse(self, status: int) -> None:
         if self.transport.is_closing():
             return
-        if self.cycle is not None and not self.cycle.response_complete:
-            # An answer is on its way on this connection; another one would mix with it.
-            self.transport.close()
+        if self._answer_on_its_way():
+            self.transport.close()  # another answer would mix with it
             return
         reason, message, code = _ANSWERS[status]
         error: dict[str, Any] = {"message": message, "type": "invalid_request_error"}

@@ -44,11 +44,29 @@ class PortError(Exception):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: who stops, and when, is decided here."""
+    """uvicorn without its signal handlers: who stops, and when, is decided here.
+
+    At the end it would cancel the tasks of clients that do not read, or send, and log each as an
+    error. Here their connections are cut, which every task takes for a hang-up.
+    """
+
+    patience_seconds: float = _CLOSE_SECONDS
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        cut = asyncio.get_running_loop().call_later(self.patience_seconds, self._cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cut.cancel()
+
+    def _cut(self) -> None:
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
 
 def serve(settings: Settings) -> int:
@@ -181,7 +199,8 @@ class ServerLife:
         finally:
             stopping.cancel()
             http.should_exit = True
-            http.force_exit = self._force_wanted.is_set()
+            if self._force_wanted.is_set():
+                http.patience_seconds = 0
             await serving
         return 0
 
@@ -212,6 +231,6 @@ class ServerLife:
                 access_log=False,  # ContextMiddleware writes the line of a request
                 proxy_headers=False,
                 server_header=False,
-                timeout_graceful_shutdown=_CLOSE_SECONDS,
+                timeout_graceful_shutdown=_CLOSE_SECONDS + 1,
             )
         )

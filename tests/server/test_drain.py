@@ -134,6 +134,32 @@ def test_a_second_signal_stops_at_once() -> None:
         assert is_gone(core)
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_stop_cuts_what_hangs_without_a_traceback(twice: bool) -> None:
+    """B128: a body that never comes, a client that never reads and a stream beyond the limit."""
+    with running_server("ready", "--drain-seconds", "0.3") as (process, client):
+        port = client.base_url.port
+        assert port is not None
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: "
+        body = b'{"prompt":"go","stream":true,"max_tokens":1500,"n":8}'
+        with (
+            socket.create_connection(("127.0.0.1", port)) as half_sent,
+            socket.create_connection(("127.0.0.1", port)) as not_reading,
+        ):
+            half_sent.sendall(head + b"100\r\n\r\n{")
+            not_reading.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            not_reading.sendall(head + b"%d\r\n\r\n" % len(body) + body)
+            start(client, 1500)
+            process.send_signal(signal.SIGTERM)
+            if twice:
+                time.sleep(0.1)
+                process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=10)
+        assert process.returncode == 0
+        assert "Traceback" not in errors
+        assert " ERROR " not in errors
+
+
 def test_a_killed_core_shows_at_every_door_and_heals() -> None:
     """B124 over HTTP: error event within two seconds, 503s, then it serves again."""
     with running_server("ready") as (process, client):

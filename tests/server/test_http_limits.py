@@ -119,3 +119,23 @@ def test_bodies_and_later_requests_are_not_limited_by_the_head() -> None:
             assert await reader.readexactly(5) == b"50000"
 
     run(talk)
+
+
+def test_a_body_of_broken_chunks_gets_400() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\nno number\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1") == 1
+
+    run(talk)
+
+
+def test_what_follows_a_request_is_never_answered_before_it() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        broken = HEAD + b"transfer-encoding: chunked\r\n\r\nno number\r\n"
+        writer.write(HEAD + b"content-length: 3\r\n\r\nabc" + broken)
+        answer = await reader.read()
+        assert not answer.startswith(b"HTTP/1.1 400 ")
+
+    run(talk)
