@@ -1,16 +1,16 @@
 """Compiles the CPU kernels: one shared library for each instruction set, from the same sources.
 
 Used by setup.py, which loads it by path before anything is installed, so it imports the standard
-library only. Run as a script it builds in place; `--sanitize` builds the checked variants.
+library only. As a script it builds in place, or with `--sanitize FOLDER` checked variants there.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,19 +73,29 @@ def compile_tier(tier: str, output: Path, extra: tuple[str, ...] = ()) -> None:
         raise CannotBuild(f"{tier}: {lines[0] if lines else error.stderr[-200:]!r}") from None
 
 
-def main() -> None:
-    sanitize = "--sanitize" in sys.argv[1:]
-    suffix, extra = ("_sanitized", SANITIZE) if sanitize else ("", ())
+def build_all(folder: Path, names: list[str], extra: tuple[str, ...] = ()) -> list[str]:
+    """Compile tiers into a folder; a line about each."""
 
     def build(tier: str) -> str:
         try:
-            compile_tier(tier, FOLDER / f"paceline_{tier}{suffix}.so", extra)
+            compile_tier(tier, folder / f"paceline_{tier}.so", extra)
         except CannotBuild as error:
             return f"{tier}: not built ({error})"
         return f"{tier}: built"
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        print(*pool.map(build, tiers()), sep="\n")
+        return list(pool.map(build, names))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels in place.")
+    parser.add_argument("--sanitize", type=Path, metavar="FOLDER", help="checked variants, there")
+    parser.add_argument("tiers", nargs="*", help=f"of {', '.join(tiers())}; default: all")
+    given = parser.parse_args()
+    names = given.tiers or list(tiers())
+    folder: Path | None = given.sanitize
+    lines = build_all(folder, names, SANITIZE) if folder else build_all(FOLDER, names)
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The CPU kernels as a Python object: finds the compiled libraries, picks one, declares its calls.
 
 Owns the C interface (api.h) as ctypes sees it and nothing else: no torch, no model.
-`PACELINE_CPU_TIER` overrides the choice of instruction set.
+`PACELINE_CPU_TIER` overrides the choice of instruction set, `PACELINE_CPU_FOLDER` the place of the
+libraries (build.py --sanitize makes checked ones).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 TIERS = ("avx512vnni", "avxvnni", "avx2", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
-_FOLDER = Path(__file__).parent
+FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"
 
 KINDS = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2, "F32": 3, "F16": 4, "BF16": 5}
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down", "embedding", "head")
@@ -107,7 +108,8 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def library_path(tier: str) -> Path:
-    return _FOLDER / f"paceline_{tier}.so"
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).parent)
+    return folder / f"paceline_{tier}.so"
 
 
 @cache
