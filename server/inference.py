@@ -253,7 +253,7 @@ class OneAnswer(Generic[FieldsT]):
             await events.write(form.closing(usage, timings))
 
     def close(self, otherwise: str) -> None:
-        """After the last byte; `otherwise` is why choices ended that have no reason of their own."""
+        """After the last byte; `otherwise` is why choices without a reason of their own ended."""
         timeline = self._context.timeline
         if timeline is not None:
             timeline.num_cached = sum(group.cached_tokens or 0 for group in self._groups)

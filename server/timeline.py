@@ -189,7 +189,7 @@ class RequestTimeline:
     def _base(self, end: float) -> list[Span]:
         clock = self.clock
         began = clock.received
-        spans = []
+        spans: list[Span] = []
         for name, instant in (
             ("parse", clock.parsed),
             ("tokenize", clock.tokenized),
