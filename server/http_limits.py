@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from server.middleware import RECEIVED
 
 # A new connection has this long to send its first head, a begun head to end.
 HEAD_SECONDS = 30.0
@@ -62,6 +65,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._headers_size = 0
+        # What waits for its turn of the event loop from here on is part of the request's time.
+        self.scope[RECEIVED] = time.monotonic()  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

@@ -21,6 +21,8 @@ from server.timeline import RequestTimeline
 log = logging.getLogger("paceline.http")
 
 REQUEST_ID = b"x-request-id"
+# The key in a scope of the instant when the first byte of the request was read.
+RECEIVED = "paceline.received"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -50,7 +52,8 @@ class ContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        context = RequestContext(_request_id(scope), time.monotonic())
+        received = scope.get(RECEIVED) or time.monotonic()
+        context = RequestContext(_request_id(scope), received)
         scope["paceline"] = context
         header = (REQUEST_ID, context.id.encode())
         status = 0
