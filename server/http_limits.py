@@ -45,6 +45,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # uvloop would keep what is written to the end of its turn: until all other streams have
+        # had theirs. With no buffer allowed it writes at once what the socket takes.
+        transport.set_write_buffer_limits(high=0)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -66,7 +69,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._headers_size = 0
         # What waits for its turn of the event loop from here on is part of the request's time.
-        self.scope[RECEIVED] = time.monotonic()  # type: ignore[typeddict-unknown-key]
+        self.scope[RECEIVED] = time.monotonic()  # type: ignore[literal-required]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

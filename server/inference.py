@@ -156,8 +156,6 @@ class InferenceApp(Generic[FieldsT]):
         otherwise = "error"
         try:
             await (one.stream(send) if fields.stream else one.plain(send))
-            # uvloop writes to sockets at the end of a turn: one more, and the last byte is out.
-            await asyncio.sleep(0)
         except asyncio.CancelledError:
             otherwise = "abort"  # the client hung up
             raise
