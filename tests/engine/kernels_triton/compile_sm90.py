@@ -22,10 +22,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from engine.attention.triton import launch_options
-from engine.kernels.triton import attention, norms, penalties, rotary, sampling
+from engine.kernels.triton import attention, gemm, norms, penalties, rotary, sampling
 
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-INSTRUCTIONS = ("wgmma.mma_async", "mma.sync", "cp.async.cg", "ld.local", "st.local")
+INSTRUCTIONS = ("wgmma.mma_async", "mma.sync", "cp.async.c", "ld.local", "st.local")
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,46 @@ def cases() -> Iterator[Case]:
     )
     yield Case("count", penalties._count_kernel, "*i64 *i64 *i64 i32 i32", {"BLOCK": 1024})
     yield Case("penalise", penalties._penalise_kernel, "*fp32 *i64 *i64 i32 i32", {"BLOCK": 4096})
+    yield from gemm_cases()
+
+
+def gemm_cases() -> Iterator[Case]:
+    forms = {
+        "dense": (16, "*bf16 *bf16", ("scale_ptr", "zero_ptr")),
+        "int8": (8, "*bf16 *i8 *fp32", ("zero_ptr",)),
+        "int4": (4, "*bf16 *u8 *fp32 *fp32", ()),
+    }
+    for form, (bits, inputs, nulls) in forms.items():
+        for rows, partial in ((16, True), (64, True), (64, False)):
+            yield Case(
+                f"gemm {form} {rows} {'split' if partial else 'whole'}",
+                gemm._gemm_kernel,
+                f"{inputs} *bf16 {'*fp32 ' if partial else ''}i32",
+                {
+                    "N": 4096,
+                    "K": 4096,
+                    "CHUNK_K": 1024,
+                    "BLOCK_M": rows,
+                    "BLOCK_N": gemm.BLOCK_N,
+                    "BLOCK_K": 128 if bits == 4 else gemm.BLOCK_K,
+                    "BITS": bits,
+                    "BIAS": False,
+                    "PARTIAL": partial,
+                    "DOT": tl.bfloat16,
+                    "PRECISION": "tf32",
+                },
+                num_warps=gemm.WARPS,
+                num_stages=gemm.STAGES,
+                nulls=(*nulls, "bias_ptr", *(() if partial else ("partial_ptr",))),
+                full=rows == 16 and bits != 4,
+            )
+    yield Case(
+        "sum chunks",
+        gemm._sum_chunks_kernel,
+        "*fp32 *bf16 i32",
+        {"N": 4096, "CHUNKS": 4, "BIAS": False, "BLOCK": 1024},
+        nulls=("bias_ptr",),
+    )
 
 
 def compile_case(case: Case) -> dict[str, Any]:
