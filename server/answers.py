@@ -39,8 +39,8 @@ class CollectedChoice:
 class AnswerFormat(Protocol):
     """Chat or completion; one instance an answer."""
 
-    def opening(self) -> list[str]:
-        """Events right before the first text of any choice."""
+    def opening(self, usage: Json) -> list[str]:
+        """Events right before the first text of any choice; `usage` is of the prompt."""
         ...
 
     def events(self, index: int, delta: Delta, usage: Json | None) -> list[str]: ...
@@ -49,8 +49,8 @@ class AnswerFormat(Protocol):
         """Entries as the body will hold them, made one delta at a time: many are slow to write."""
         ...
 
-    def closing(self, usage: Json | None, timings: Json | None) -> str:
-        """The event after all choices, if either is wanted."""
+    def closing(self, usage: Json, timings: Json | None) -> list[str]:
+        """Events after all choices; whether usage is wanted is the format's to know."""
         ...
 
     def body(self, choices: list[CollectedChoice], usage: Json, timings: Json | None) -> Json: ...
@@ -78,8 +78,11 @@ class EventWriter:
         end = "]}" if usage is None else '],"usage":' + to_json(usage) + "}"
         return self._head + choice + end
 
-    def closing(self, usage: Json | None, timings: Json | None) -> str:
+    def closing(self, usage: Json | None, timings: Json | None) -> list[str]:
+        """One event, or none where neither is wanted."""
+        if usage is None and timings is None:
+            return []
         end = '],"usage":' + to_json(usage)
         if timings is not None:
             end += ',"timings":' + to_json(timings)
-        return self._head + end + "}"
+        return [self._head + end + "}"]

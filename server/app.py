@@ -31,15 +31,15 @@ from server.logprobs import TokenNames
 from server.metrics import CoreFacts, Metrics, SloLimits
 from server.middleware import REQUEST_ID, ContextMiddleware
 from server.recorder import Recorder
-from server.schemas import ChatRequest, CompletionRequest
+from server.schemas import parse_chat, parse_completion
 from server.status import StatusRoutes
 from server.tokenizer import Tokenizer
 
 BODY_TIMEOUT_SECONDS = 60.0
 LAG_PROBE_SECONDS = 0.25
 
-CHAT = Endpoint(ChatRequest, "chatcmpl-", prepare_chat, ChatFormat)
-COMPLETIONS = Endpoint(CompletionRequest, "cmpl-", prepare_completion, CompletionFormat)
+CHAT = Endpoint(parse_chat, "chatcmpl-", prepare_chat, ChatFormat)
+COMPLETIONS = Endpoint(parse_completion, "cmpl-", prepare_completion, CompletionFormat)
 
 
 def create_app(

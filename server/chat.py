@@ -87,9 +87,11 @@ class ChatFormat:
         self._names = names
         self._num_choices = num_choices
         self._logprobs = fields.logprobs
+        self._with_usage = fields.includes_usage()
         self._writer = EventWriter(heading, "chat.completion.chunk")
 
-    def opening(self) -> list[str]:
+    def opening(self, usage: Json) -> list[str]:
+        del usage
         role = {"role": "assistant", "content": ""}
         return [
             self._writer.choice(
@@ -115,8 +117,8 @@ class ChatFormat:
     def rows(self, entries: list[Entry]) -> list[Any]:
         return [msgspec.Raw(msgspec.json.encode(row)) for row in chat_content(entries, self._names)]
 
-    def closing(self, usage: Json | None, timings: Json | None) -> str:
-        return self._writer.closing(usage, timings)
+    def closing(self, usage: Json, timings: Json | None) -> list[str]:
+        return self._writer.closing(usage if self._with_usage else None, timings)
 
     def body(self, choices: list[CollectedChoice], usage: Json, timings: Json | None) -> Json:
         body = self._heading.fields("chat.completion")

@@ -151,9 +151,11 @@ class CompletionFormat:
         self._heading = heading
         self._names = names
         self._logprobs = fields.logprobs is not None
+        self._with_usage = fields.includes_usage()
         self._writer = EventWriter(heading, "text_completion")
 
-    def opening(self) -> list[str]:
+    def opening(self, usage: Json) -> list[str]:
+        del usage
         return []
 
     def events(self, index: int, delta: Delta, usage: Json | None) -> list[str]:
@@ -172,8 +174,8 @@ class CompletionFormat:
     def rows(self, entries: list[Entry]) -> list[Any]:
         return completion_rows(entries, self._names)
 
-    def closing(self, usage: Json | None, timings: Json | None) -> str:
-        return self._writer.closing(usage, timings)
+    def closing(self, usage: Json, timings: Json | None) -> list[str]:
+        return self._writer.closing(usage if self._with_usage else None, timings)
 
     def body(self, choices: list[CollectedChoice], usage: Json, timings: Json | None) -> Json:
         body = self._heading.fields("text_completion")

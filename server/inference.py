@@ -32,8 +32,8 @@ from server.middleware import RequestContext
 from server.prepare import ServedModel
 from server.recorder import Recorder
 from server.requests import RequestOrigin, TokenLimits
-from server.schemas import GenerationFields, Parsed, StreamOptions, parse_fields
-from server.sse import EventStream, run_until_disconnect
+from server.schemas import GenerationFields, Parsed, StreamOptions
+from server.sse import OPENAI_FRAMING, EventStream, Framing, run_until_disconnect
 from server.timings import RequestClock
 from server.tokenizer import Tokenizer
 
@@ -53,10 +53,11 @@ MAX_PREPARING = 1024
 class Endpoint(Generic[FieldsT]):
     """What is particular to one endpoint."""
 
-    schema: type[FieldsT]
+    parse: Callable[[dict[str, Any]], Parsed[FieldsT]]
     id_prefix: str
     prepare: Callable[[FieldsT, ServedModel, RequestOrigin], list[PromptGroup]]
     make_format: Callable[[Heading, TokenNames, int, FieldsT], AnswerFormat]
+    framing: Framing = OPENAI_FRAMING
 
 
 class Workers:
@@ -164,7 +165,7 @@ class InferenceApp(Generic[FieldsT]):
 
     async def _parse(self, body: bytes) -> Parsed[FieldsT]:
         def parse() -> Parsed[FieldsT]:
-            return parse_fields(self._endpoint.schema, parse_object(body))
+            return self._endpoint.parse(parse_object(body))
 
         if len(body) <= INLINE_BODY_BYTES:
             return parse()
@@ -224,7 +225,8 @@ class OneAnswer(Generic[FieldsT]):
     async def stream(self, send: Send) -> None:
         """Raises ApiError while nothing has been sent; after that it becomes an event."""
         keepalive = self._services.config.keepalive_seconds
-        async with EventStream(send, self._headers, keepalive) as events:
+        framing = self._endpoint.framing
+        async with EventStream(send, self._headers, keepalive, framing) as events:
             try:
                 await self._run_stream(events)
             except Exception as error:
@@ -237,20 +239,21 @@ class OneAnswer(Generic[FieldsT]):
     async def _run_stream(self, events: EventStream) -> None:
         generation, form, _ = await self._prepare()
         options = self._fields.stream_options or StreamOptions()
-        opening = form.opening()
+        opened = False
 
         async def write(index: int, delta: Delta) -> None:
-            while opening:
-                await events.write(opening.pop(0))
+            nonlocal opened
+            if not opened:
+                opened = True
+                for event in form.opening(generation.usage()):
+                    await events.write(event)
             usage = generation.usage() if options.continuous_usage_stats else None
             for event in form.events(index, delta, usage):
                 await events.write(event)
 
         await generation.run(write)
-        timings = self._timings()
-        usage = generation.usage() if options.include_usage else None
-        if usage is not None or timings is not None:
-            await events.write(form.closing(usage, timings))
+        for event in form.closing(generation.usage(), self._timings()):
+            await events.write(event)
 
     def close(self, otherwise: str) -> None:
         """After the last byte; `otherwise` is why choices without a reason of their own ended."""

@@ -71,6 +71,9 @@ class GenerationFields(Strict):
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
 
 class CompletionRequest(GenerationFields):
     prompt: Any = None  # its four forms are told apart in completions.py
@@ -210,6 +213,14 @@ def parse_fields(schema: type[RequestT], raw: dict[str, Any]) -> Parsed[RequestT
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     return Parsed(fields, (*sorted(WITHOUT_EFFECT & given.keys()), *unknown))
+
+
+def parse_chat(raw: dict[str, Any]) -> Parsed[ChatRequest]:
+    return parse_fields(ChatRequest, raw)
+
+
+def parse_completion(raw: dict[str, Any]) -> Parsed[CompletionRequest]:
+    return parse_fields(CompletionRequest, raw)
 
 
 def _drop_nulls(raw: dict[str, Any]) -> dict[str, Any]:

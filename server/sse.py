@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -27,7 +28,25 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _KEEP_ALIVE = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """What surrounds the texts of an event stream: before each, at the end, and for an error."""
+
+    prefix: bytes
+    end: bytes
+    error: Callable[[ApiError], str]
+
+
+OPENAI_FRAMING = Framing(
+    b"data: ", b"data: [DONE]\n\n", error=lambda error: to_json(envelope(error))
+)
+
+
+def named_event(name: str, data: Any) -> str:
+    """For a framing without a prefix."""
+    return f"event: {name}\ndata: {to_json(data)}"
 
 
 class EventStream:
@@ -37,12 +56,17 @@ class EventStream:
     """
 
     def __init__(
-        self, send: Send, headers: list[tuple[bytes, bytes]], keepalive_seconds: float
+        self,
+        send: Send,
+        headers: list[tuple[bytes, bytes]],
+        keepalive_seconds: float,
+        framing: Framing = OPENAI_FRAMING,
     ) -> None:
         self.started = False
         self._send = send
         self._headers = [*_HEADERS, *headers]
         self._keepalive_seconds = keepalive_seconds
+        self._framing = framing
         self._writing = asyncio.Lock()
         self._last_write = asyncio.get_running_loop().time()
         self._ticker: asyncio.Task[None] | None = None
@@ -60,18 +84,19 @@ class EventStream:
         self._stop_ticker()
 
     async def write(self, data: str) -> None:
-        """One event. `data` is JSON without line ends."""
-        await self._write(b"data: " + data.encode("ascii") + b"\n\n")
+        """One event. `data` is JSON without line ends, after its name if the framing asks so."""
+        await self._write(self._framing.prefix + data.encode("ascii") + b"\n\n")
 
     async def end(self) -> None:
         """The end that clients wait for; nothing may follow."""
         self._stop_ticker()
-        await self._write(_DONE)
+        if self._framing.end:
+            await self._write(self._framing.end)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, error: ApiError) -> None:
         """An error after the first byte: an event, and the end."""
-        await self.write(to_json(envelope(error)))
+        await self.write(self._framing.error(error))
         await self.end()
 
     async def _write(self, event: bytes) -> None:
