@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 KERNELS := $(wildcard engine/kernels/cpu/*.cpp engine/kernels/cpu/*.h) $(wildcard setup.py)
 ARGS ?=
 
-.PHONY: serve chat test test-quick lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs clean
+.PHONY: serve chat test test-quick lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs test-prometheus image clean
 
 serve: $(VENV)/.ready
 	$(BIN)/paceline serve $(ARGS)
@@ -40,6 +40,18 @@ bench: $(VENV)/.ready-dev
 
 bench-peers: $(VENV)/.ready-dev
 	$(BIN)/python -m bench.peers $(ARGS)
+
+# A real Prometheus (apt install prometheus) on the real server under load: PromQL against clients.
+test-prometheus: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.deploy.check_prometheus $(ARGS)
+
+# Where Docker is: the small CPU image, or TARGET=cuda. TORCH_ARGS="--index-url <address>" takes
+# torch from an index of CPU builds, which saves gigabytes.
+TARGET ?= cpu
+TORCH_ARGS ?=
+image:
+	docker build --target $(TARGET) --build-arg TORCH_ARGS="$(TORCH_ARGS)" -t paceline:$(TARGET) .
+	@docker image inspect --format 'image: paceline:$(TARGET), {{.Size}} bytes' paceline:$(TARGET)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
