@@ -24,6 +24,7 @@ from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from server.chat import ChatFormat, prepare_chat
 from server.completions import CompletionFormat, prepare_completion
 from server.config import ServerConfig
+from server.console_routes import add_console, console_paths
 from server.core_client import CoreClient, CoreState
 from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound, error_response
 from server.inference import Endpoint, InferenceApp, Services, Workers
@@ -89,6 +90,7 @@ def create_app(
     )
     StatusRoutes(services).add_to(app)
     AdminRoutes(services).add_to(app)
+    add_console(app)
     _add_inference(app, "/v1/chat/completions", InferenceApp(services, CHAT))
     _add_inference(app, "/v1/completions", InferenceApp(services, COMPLETIONS))
     _handle_errors(app, metrics)
@@ -111,7 +113,7 @@ def _add_inference(app: FastAPI, path: str, endpoint: InferenceApp[Any]) -> None
 
 def _wrap(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
     """The last one added is the outermost. A preflight is answered before keys are asked for."""
-    open_paths = OPEN_PATHS | ({"/metrics"} if config.open_metrics else set())
+    open_paths = OPEN_PATHS | console_paths() | ({"/metrics"} if config.open_metrics else set())
     app.add_middleware(
         AuthMiddleware,
         keys=ApiKeys(config.api_keys),
