@@ -21,12 +21,14 @@ from starlette.routing import Route
 from scheduler.types import StepStats
 from server.admin import AdminRoutes
 from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
-from server.chat import ChatFormat, prepare_chat
+from server.chat import prepare_chat
+from server.chat_format import ChatFormat
 from server.completions import CompletionFormat, prepare_completion
 from server.config import ServerConfig
 from server.console_routes import add_console, console_paths
 from server.core_client import CoreClient, CoreState
 from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound, error_response
+from server.grammar_checks import GrammarChecks
 from server.inference import Endpoint, InferenceApp, Services, Workers
 from server.logprobs import TokenNames
 from server.metrics import CoreFacts, Metrics, SloLimits
@@ -70,6 +72,7 @@ def create_app(
         metrics=metrics,
         recorder=recorder,
         workers=Workers(),
+        grammars=GrammarChecks(tokenizer),
         body_timeout_seconds=body_timeout_seconds,
     )
 
@@ -81,6 +84,7 @@ def create_app(
         finally:
             probe.cancel()
             services.workers.close()
+            services.grammars.close()
 
     app = FastAPI(
         title="Paceline",

@@ -1,25 +1,29 @@
-"""POST /v1/chat/completions: messages to a prompt, deltas to chat chunks.
+"""POST /v1/chat/completions: messages to a prompt, and the plan of its answer.
 
-Owns what is particular to chat; the way through the core is in inference.py.
+Owns what is particular to chat; how the answer is written is in chat_format.py, the way through the
+core in inference.py.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from server.answers import CollectedChoice, EventWriter, Heading, Json
-from server.chat_template import TemplateError
-from server.choice import Delta
+from server.chat_plan import plan_chat, template_variables
+from server.chat_template import ChatTemplate, TemplateError
 from server.errors import InvalidRequest
 from server.generation import PromptGroup
-from server.logprobs import Entry, TokenNames, chat_content
 from server.prepare import LogprobsWish, ServedModel, check_length, make_group
 from server.requests import RequestOrigin
 from server.schemas import ChatRequest
-from server.sse import quote, to_json
+from server.sse import to_json
 from server.text import TextError
+from server.tools.definitions import ToolPlan, plan_tools
+from server.tools.formats import INSTRUCTIONS
+
+# What the server says to the template, and a client must not.
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+)
 
 
 def prepare_chat(
@@ -27,14 +31,26 @@ def prepare_chat(
 ) -> list[PromptGroup]:
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
-    text = _render(fields, model)
+    wanted = _wanted_tokens(fields)
+    tools = _tools(fields)
+    text = _render(fields, tools, model)
     check_length(len(text), model)
     prompt = model.tokenizer.encode_chat(text)
     if not prompt:
         raise InvalidRequest("The messages make an empty prompt.", param="messages")
-    logprobs = LogprobsWish(fields.top_logprobs if fields.logprobs else None)
-    wanted = _wanted_tokens(fields)
-    return [make_group(fields, prompt, model, origin, wanted_tokens=wanted, logprobs=logprobs)]
+    plan = plan_chat(fields, tools, model, text)
+    group = make_group(
+        fields,
+        prompt,
+        model,
+        origin,
+        wanted_tokens=wanted,
+        logprobs=LogprobsWish(fields.top_logprobs if fields.logprobs else None),
+        grammar=plan.grammar,
+        reading=plan.reading,
+        shows_special=plan.shows_special,
+    )
+    return [group]
 
 
 def _wanted_tokens(fields: ChatRequest) -> int | None:
@@ -48,7 +64,16 @@ def _wanted_tokens(fields: ChatRequest) -> int | None:
     return fields.max_tokens
 
 
-def _render(fields: ChatRequest, model: ServedModel) -> str:
+def _tools(fields: ChatRequest) -> ToolPlan:
+    return plan_tools(fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls)
+
+
+def render_chat(fields: ChatRequest, model: ServedModel) -> str:
+    """The text of the prompt that the messages make. Raises InvalidRequest."""
+    return _render(fields, _tools(fields), model)
+
+
+def _render(fields: ChatRequest, tools: ToolPlan, model: ServedModel) -> str:
     template = model.tokenizer.chat_template
     if template is None:
         raise InvalidRequest(
@@ -56,16 +81,98 @@ def _render(fields: ChatRequest, model: ServedModel) -> str:
         )
     if not fields.messages:
         raise InvalidRequest("There must be at least one message.", param="messages")
-    messages = [message.model_dump(exclude_none=True) for message in fields.messages]
+    messages = [
+        _as_template_message(message.model_dump(exclude_none=True)) for message in fields.messages
+    ]
     # The content alone must fit, before the template copies it about.
     check_length(_num_chars(messages), model)
+    variables = _variables(fields, model)
+    shown: list[Any] | None = list(tools.shown) or None
+    if shown and "tools" not in template.source:
+        messages = _with_instructions(messages, shown)
+        shown = None
+    if fields.continue_final_message:
+        return _render_open(fields, template, messages, shown, variables)
     try:
-        return template.render(messages, add_generation_prompt=fields.add_generation_prompt)
+        return template.render(
+            messages,
+            tools=shown,
+            add_generation_prompt=fields.add_generation_prompt,
+            **variables,
+        )
     except (TemplateError, TextError) as error:
-        param = error.param if isinstance(error, TemplateError) else None
+        raise _refusal(error) from None
+
+
+def _refusal(error: TemplateError | TextError) -> InvalidRequest:
+    param = error.param if isinstance(error, TemplateError) else None
+    return InvalidRequest(str(error), param=param or "messages", code="chat_template_error")
+
+
+def _as_template_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Thoughts come under either name; templates look for one of them."""
+    thought = message.pop("reasoning", None)
+    if thought is not None:
+        message.setdefault("reasoning_content", thought)
+    return message
+
+
+def _with_instructions(messages: list[dict[str, Any]], tools: list[Any]) -> list[dict[str, Any]]:
+    """For a template that shows no tools: they are told by the system message."""
+    text = INSTRUCTIONS.format(tools=to_json(tools))
+    if messages[0]["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": text}, *messages]
+    first = dict(messages[0])
+    content = first.get("content") or ""
+    if isinstance(content, str):
+        first["content"] = f"{content}\n\n{text}".lstrip()
+    else:
+        first["content"] = [*content, {"type": "text", "text": text}]
+    return [first, *messages[1:]]
+
+
+def _variables(fields: ChatRequest, model: ServedModel) -> dict[str, Any]:
+    variables = template_variables(fields, model)
+    reserved = sorted(_RESERVED & variables.keys())
+    if reserved:
         raise InvalidRequest(
-            str(error), param=param or "messages", code="chat_template_error"
-        ) from None
+            f"chat_template_kwargs must not set '{reserved[0]}'.", param="chat_template_kwargs"
+        )
+    return variables
+
+
+def _render_open(
+    fields: ChatRequest,
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    tools: list[Any] | None,
+    variables: dict[str, Any],
+) -> str:
+    """The prompt up to the end of the last message's content: the answer goes on from there."""
+    last = messages[-1]
+    content = last.get("content")
+    if last["role"] != "assistant" or not isinstance(content, str) or not content.strip():
+        raise InvalidRequest(
+            "continue_final_message needs a last message of the assistant with text.",
+            param="continue_final_message",
+        )
+    if "add_generation_prompt" in fields.model_fields_set and fields.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt contradict each other.",
+            param="continue_final_message",
+        )
+    try:
+        text = template.render(messages, tools=tools, add_generation_prompt=False, **variables)
+    except (TemplateError, TextError) as error:
+        raise _refusal(error) from None
+    # Templates trim: what is left of the content is looked for, then what it ended with put back.
+    at = text.rfind(content.strip())
+    if at < 0:
+        raise InvalidRequest(
+            "This model's chat template changes the last message, so it cannot be continued.",
+            param="continue_final_message",
+        )
+    return text[:at] + content.lstrip()
 
 
 def _num_chars(messages: list[dict[str, Any]]) -> int:
@@ -75,71 +182,3 @@ def _num_chars(messages: list[dict[str, Any]]) -> int:
         parts = [content] if isinstance(content, str) else [part["text"] for part in content]
         total += sum(len(part) for part in parts)
     return total
-
-
-class ChatFormat:
-    """An AnswerFormat. Roles of all choices open the stream, in order: clients index by it."""
-
-    def __init__(
-        self, heading: Heading, names: TokenNames, num_choices: int, fields: ChatRequest
-    ) -> None:
-        self._heading = heading
-        self._names = names
-        self._num_choices = num_choices
-        self._logprobs = fields.logprobs
-        self._with_usage = fields.includes_usage()
-        self._writer = EventWriter(heading, "chat.completion.chunk")
-
-    def opening(self, usage: Json) -> list[str]:
-        del usage
-        role = {"role": "assistant", "content": ""}
-        return [
-            self._writer.choice(
-                to_json({"index": index, "delta": role, "logprobs": None, "finish_reason": None}),
-                None,
-            )
-            for index in range(self._num_choices)
-        ]
-
-    def events(self, index: int, delta: Delta, usage: Json | None) -> list[str]:
-        """Text and the end of a choice are two events."""
-        made = []
-        logprobs = self._logprobs_of(delta.entries)
-        if delta.text:
-            content = f'{{"index":{index},"delta":{{"content":{quote(delta.text)}}},"logprobs":'
-            made.append(self._writer.choice(f'{content}{logprobs},"finish_reason":null}}', usage))
-            logprobs = "null"
-        if delta.finish_reason is not None:
-            end = f'{{"index":{index},"delta":{{}},"logprobs":{logprobs},"finish_reason":'
-            made.append(self._writer.choice(f'{end}"{delta.finish_reason.value}"}}', usage))
-        return made
-
-    def rows(self, entries: list[Entry]) -> list[Any]:
-        return [msgspec.Raw(msgspec.json.encode(row)) for row in chat_content(entries, self._names)]
-
-    def closing(self, usage: Json, timings: Json | None) -> list[str]:
-        return self._writer.closing(usage if self._with_usage else None, timings)
-
-    def body(self, choices: list[CollectedChoice], usage: Json, timings: Json | None) -> Json:
-        body = self._heading.fields("chat.completion")
-        body["choices"] = [self._choice(index, choice) for index, choice in enumerate(choices)]
-        body["usage"] = usage
-        if timings is not None:
-            body["timings"] = timings
-        return body
-
-    def _choice(self, index: int, choice: CollectedChoice) -> Json:
-        logprobs = None
-        if self._logprobs:
-            logprobs = {"content": choice.rows, "refusal": None}
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": logprobs,
-            "finish_reason": choice.finish_reason,
-        }
-
-    def _logprobs_of(self, entries: list[Entry]) -> str:
-        if not entries:
-            return "null"
-        return to_json({"content": chat_content(entries, self._names), "refusal": None})

@@ -46,6 +46,11 @@ class ChatTemplate:
         )
         self._traits: dict[str, TemplateTraits] = {}
 
+    @property
+    def source(self) -> str:
+        """All of the templates, to look for words in."""
+        return "\n".join(self._sources.values())
+
     def start(self) -> None:
         """Start the child and compile; raises TemplateError if the model's template is no good."""
         self._traits_of("default")

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from scheduler.types import Finished, FinishReason, TokenLogprobs, Tokens
 from server.logprobs import Entry
+from server.reasoning import Thinking, ThoughtSplitter
 from server.stop_strings import StopStrings
 
 
@@ -36,6 +37,7 @@ class TextRules:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False
+    thinking: Thinking | None = None  # tokens of thought are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Choice:
         self, rules: TextRules, detokenizer: Detokenizer, echo: Echo | None = None
     ) -> None:
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._rules = rules
         self._detokenizer = detokenizer
@@ -80,6 +83,7 @@ class Choice:
         self._shown = 0  # of these, characters given out
         self._entries: deque[Entry] = deque()
         self._saw_stop_token = False
+        self._thoughts = None if rules.thinking is None else ThoughtSplitter(rules.thinking)
 
     def add(self, event: Tokens) -> Delta:
         if self.finish_reason is not None:
@@ -113,6 +117,7 @@ class Choice:
         if logprobs is not None:
             self._entries.append(Entry(token_id, self._start + self._decoded, logprobs))
         decoded = self._detokenizer.add([token_id])
+        self._count_thought(decoded)
         if not decoded:
             return ""
         self._decoded += len(decoded)
@@ -120,6 +125,14 @@ class Choice:
         if stop is not None:
             self.finish_reason = FinishReason.STOP
         return shown
+
+    def _count_thought(self, decoded: str) -> None:
+        """The markers count as thoughts."""
+        if self._thoughts is None:
+            return
+        was_thinking = self._thoughts.is_thinking
+        self._thoughts.feed(decoded)
+        self.num_reasoning_tokens += was_thinking or self._thoughts.is_thinking
 
     def _may_stop(self) -> bool:
         return self.num_tokens > self._rules.min_tokens

@@ -11,11 +11,13 @@ from server.answers import CollectedChoice, EventWriter, Heading, Json
 from server.choice import Delta, Echo
 from server.errors import InvalidRequest
 from server.generation import PromptGroup
+from server.grammar_text import Grammar
 from server.logprobs import Entry, TokenNames, completion_columns, completion_rows
 from server.prepare import LogprobsWish, ServedModel, check_length, make_group
 from server.requests import RequestOrigin, check_tokens
 from server.schemas import CompletionRequest
 from server.sse import quote, to_json
+from server.structured import answer_part
 from server.text import TextError
 from server.tokenizer import Tokenizer
 
@@ -31,6 +33,8 @@ def prepare_completion(
     """A group for each prompt, in order; choices count through all of them."""
     prompts = read_prompts(fields.prompt)
     _check_fields(fields, len(prompts))
+    answer = answer_part(fields.response_format, fields.structured_outputs)
+    grammar = None if answer is None else Grammar("start: @answer", {"answer": answer})
     logprobs = LogprobsWish(fields.logprobs, fields.logprobs if fields.echo else None)
     groups = []
     for index, prompt in enumerate(prompts):
@@ -45,6 +49,7 @@ def prepare_completion(
                 logprobs=logprobs,
                 echo=_echo(fields, prompt, token_ids, model.tokenizer),
                 first_index=index * fields.n,
+                grammar=grammar,
             )
         )
     return groups
@@ -145,9 +150,13 @@ class CompletionFormat:
     """An AnswerFormat. A stream has no opening: its first text is the first event."""
 
     def __init__(
-        self, heading: Heading, names: TokenNames, num_choices: int, fields: CompletionRequest
+        self,
+        heading: Heading,
+        names: TokenNames,
+        groups: list[PromptGroup],
+        fields: CompletionRequest,
     ) -> None:
-        del num_choices  # nothing is written ahead
+        del groups  # nothing is written ahead
         self._heading = heading
         self._names = names
         self._logprobs = fields.logprobs is not None

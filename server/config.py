@@ -37,6 +37,8 @@ class ServerConfig:
     max_header_bytes: int = 64 << 10
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     keepalive_seconds: float = 15.0
     drain_seconds: float = 30.0
     stall_seconds: float = 60.0
@@ -196,6 +198,20 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "WHICH",
         ),
         Option("threads", _whole(1, 1024), "CPU threads of the engine; default: one a core"),
+    ),
+    "Chat": (
+        Option(
+            "tool_parser",
+            _choice("auto", "hermes", "smollm", "mistral", "llama"),
+            "how the model writes tool calls; auto: as its chat template shows them",
+            "FORMAT",
+        ),
+        Option(
+            "reasoning_parser",
+            _choice("auto", "think", "none"),
+            "think: <think> marks reasoning; auto: if the chat template has it",
+            "FORMAT",
+        ),
     ),
     "Limits of a request, in tokens": (
         Option("max_model_len", _whole(1, _BILLION), "input and output; default: the model's"),

@@ -29,7 +29,9 @@ from server.errors import (
     Unavailable,
     retry_headers,
 )
+from server.grammar_text import Grammar
 from server.metrics import Metrics
+from server.reading import Reading
 from server.timings import RequestClock
 
 Emit = Callable[[int, Delta], Awaitable[None]]
@@ -44,6 +46,8 @@ class PromptGroup:
     choices: tuple[Choice, ...]
     first_index: int
     cached_tokens: int | None = None  # None until the first token
+    grammar: Grammar | None = None
+    reading: Reading | None = None  # of chat answers; None is text as it is
 
 
 @dataclass(slots=True)
@@ -97,13 +101,15 @@ class Generation:
         """What was used so far; a prompt shared by n choices counts once."""
         prompt = sum(len(group.requests[0].prompt) for group in self._groups)
         cached = sum(group.cached_tokens or 0 for group in self._groups)
-        completion = sum(choice.num_tokens for group in self._groups for choice in group.choices)
+        choices = [choice for group in self._groups for choice in group.choices]
+        completion = sum(choice.num_tokens for choice in choices)
+        reasoning = sum(choice.num_reasoning_tokens for choice in choices)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
     async def _open(self, stack: AsyncExitStack, group: PromptGroup) -> CoreStream:

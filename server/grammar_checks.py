@@ -7,11 +7,11 @@ grammars that were good. The work itself is bounded by the compiler's fuel. Know
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from engine.grammar import GrammarCompiler, GrammarError, Vocabulary
 from server.errors import InvalidRequest, Overloaded, retry_headers
+from server.grammar_text import Grammar
 from server.tokenizer import Tokenizer
 
 THREADS = 1
@@ -31,9 +31,10 @@ class GrammarChecks:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
         self._num_open = 0
 
-    async def check(self, spec: bytes, explain: Callable[[str], str] = str) -> None:
+    async def check(self, grammar: Grammar) -> None:
         """Raises InvalidRequest for a grammar that cannot be used, Overloaded if many wait."""
         compiler = self._compiler
+        spec = grammar.spec()
         if compiler is not None and compiler.knows(spec):
             return
         if self._num_open >= MAX_WAITING:
@@ -43,7 +44,7 @@ class GrammarChecks:
                 headers=retry_headers(1.0),
             )
         self._num_open += 1
-        work = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, spec)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, grammar)
         work.add_done_callback(self._closed)
         try:
             await asyncio.wait_for(asyncio.shield(work), self._max_seconds)
@@ -54,7 +55,7 @@ class GrammarChecks:
             ) from None
         except GrammarError as error:
             raise InvalidRequest(
-                f"This constraint cannot be used: {explain(str(error))}.", code="invalid_schema"
+                f"This constraint cannot be used: {error}.", code="invalid_schema"
             ) from None
 
     def close(self) -> None:
@@ -65,10 +66,22 @@ class GrammarChecks:
         if not work.cancelled():
             work.exception()  # seen, also if the client has left
 
-    def _compile(self, spec: bytes) -> None:
+    def _compile(self, grammar: Grammar) -> None:
         if self._compiler is None:
             self._compiler = _compiler_for(self._tokenizer)
-        self._compiler.start(spec)
+        try:
+            self._compiler.start(grammar.spec())
+        except GrammarError:
+            self._blame(grammar, self._compiler)
+            raise
+
+    def _blame(self, grammar: Grammar, compiler: GrammarCompiler) -> None:
+        """Raises GrammarError that names the part at fault, if one alone is."""
+        for name, label in grammar.labels.items():
+            try:
+                compiler.start(Grammar(f"start: @{name}", {name: grammar.parts[name]}).spec())
+            except GrammarError as error:
+                raise GrammarError(f"{label}: {error}") from None
 
 
 def _compiler_for(tokenizer: Tokenizer) -> GrammarCompiler:

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from server.reasoning import CLOSING, OPENING, Thinking
+
 # Between the tokens of JSON: nothing, a space, or a line break with an indent. A model that is in
 # doubt must not be able to go on with white space for ever.
 WHITESPACE = r"( |\n[ \t]{0,32})?"
 ANYTHING = r"/(.|\n)*/"
 ANSWER = "answer"
+# Where only one text can follow, the model still chooses how to cut it into tokens.
+_OPTIONS = '%llguidance {"no_forcing": true}\n'
+# Every beginning of "</think>", for a thought that may hold any of them.
+_BEGINNING = r"<(\/(t(h(i(n(k)?)?)?)?)?)?"
 _RULE = re.compile(r"^[ \t]*([A-Za-z_][A-Za-z0-9_-]*)[ \t]*::=", re.MULTILINE)
 
 Part = dict[str, Any]
@@ -30,15 +37,17 @@ class GrammarTextError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`frame` has the rule `start`; `parts` by name."""
+    """`frame` has the rule `start`; `parts` and `labels` by name."""
 
     frame: str
     parts: dict[str, Part] = field(default_factory=dict)
+    # What the client calls a part, for messages.
+    labels: dict[str, str] = field(default_factory=dict)
 
     def spec(self) -> bytes:
         named = [{"name": name, **part} for name, part in self.parts.items()]
         return json.dumps(
-            {"grammars": [{"lark_grammar": self.frame}, *named]}, ensure_ascii=False
+            {"grammars": [{"lark_grammar": _OPTIONS + self.frame}, *named]}, ensure_ascii=False
         ).encode()
 
 
@@ -75,3 +84,41 @@ def ebnf_part(text: str) -> Part:
         raise GrammarTextError("the grammar is nested too deeply") from None
     except Exception as error:  # the converter raises bare Exceptions
         raise GrammarTextError(" ".join(str(error).split())[:300]) from None
+
+
+def thoughts_frame(
+    thinking: Thinking | None, budget: int | None, answer: str, marker: Callable[[str], str]
+) -> list[str]:
+    """Rules from `start` on: thoughts, if there may be some, then `answer`, an expression.
+
+    `budget` bounds the thoughts in tokens; then they are closed for the model. `marker` turns a
+    marker into a terminal, its id where it is a special token.
+    """
+    if thinking is None:
+        return [f"start: {answer}"]
+    closing = marker(CLOSING)
+    rules = [f"answer_body: {answer}", r"GAP: /[ \t\r\n]{0,4}/"]
+    if budget == 0:
+        thoughts = closing
+    elif closing.startswith("<["):  # never in text
+        thoughts = f"thought {closing}"
+        rules.append(f"thought{'' if budget is None else f'[max_tokens={budget}]'}: {ANYTHING}")
+    elif budget is None:
+        thoughts = "thought"
+        rules.append(f"thought[suffix={closing}]: {ANYTHING}")
+    else:
+        # Piece by piece, each of at most one token. It costs about a millisecond a token.
+        thoughts = f"piece{{0,{budget}}} {closing}"
+        rules += [
+            "piece[max_tokens=1]: OTHER | BEGINNING",
+            "OTHER: /[^<]+/",
+            f"BEGINNING: /{_BEGINNING}/",
+        ]
+    thoughts += " GAP answer_body"
+    if thinking.is_open:
+        return [f"start: {thoughts}", *rules]
+    if answer == ANYTHING:  # must not be a way around the budget
+        rules[0] = r'answer_body: "" | /(.|\n)+/'
+        rules.append(r'direct: "" | /([^<]|<[^t])(.|\n)*/')
+        return [f"start: {marker(OPENING)} {thoughts} | direct", *rules]
+    return [f"start: {marker(OPENING)} {thoughts} | answer_body", *rules]

@@ -26,6 +26,7 @@ from server.config import ServerConfig
 from server.core_client import CoreClient
 from server.errors import ApiError, NotFound, Overloaded, retry_headers
 from server.generation import Generation, PromptGroup, unavailable
+from server.grammar_checks import GrammarChecks
 from server.logprobs import TokenNames
 from server.metrics import Metrics
 from server.middleware import RequestContext
@@ -56,7 +57,7 @@ class Endpoint(Generic[FieldsT]):
     parse: Callable[[dict[str, Any]], Parsed[FieldsT]]
     id_prefix: str
     prepare: Callable[[FieldsT, ServedModel, RequestOrigin], list[PromptGroup]]
-    make_format: Callable[[Heading, TokenNames, int, FieldsT], AnswerFormat]
+    make_format: Callable[[Heading, TokenNames, list[PromptGroup], FieldsT], AnswerFormat]
     framing: Framing = OPENAI_FRAMING
 
 
@@ -95,6 +96,7 @@ class Services:
     metrics: Metrics
     recorder: Recorder
     workers: Workers
+    grammars: GrammarChecks
     body_timeout_seconds: float
     now: Callable[[], float] = time.monotonic
 
@@ -115,6 +117,8 @@ class Services:
             ),
             eos_token_ids=info.eos_token_ids,
             max_group=info.limits.max_running + info.limits.max_waiting,
+            tool_parser=self.config.tool_parser,
+            reasoning_parser=self.config.reasoning_parser,
         )
 
 
@@ -270,6 +274,9 @@ class OneAnswer(Generic[FieldsT]):
         groups = await services.workers.run(
             lambda: self._endpoint.prepare(self._fields, self._model, origin)
         )
+        # The groups of one answer share their grammar.
+        if groups[0].grammar is not None:
+            await services.grammars.check(groups[0].grammar)
         self._clock.tokenized = services.now()
         self._groups = groups
         self._context.timeline = services.recorder.begin(
@@ -282,9 +289,7 @@ class OneAnswer(Generic[FieldsT]):
             ]
         heading = Heading(self._endpoint.id_prefix + answer_id, int(time.time()), self._model.name)
         num_choices = sum(len(group.choices) for group in groups)
-        form = self._endpoint.make_format(
-            heading, self._model.token_names, num_choices, self._fields
-        )
+        form = self._endpoint.make_format(heading, self._model.token_names, groups, self._fields)
         generation = Generation(
             services.core, services.metrics, self._clock, services.now, groups, self._context.id
         )

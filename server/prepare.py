@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from server.choice import Choice, Echo, TextRules
 from server.errors import InvalidRequest
 from server.generation import PromptGroup
+from server.grammar_text import Grammar
 from server.logprobs import TokenNames
+from server.reading import Reading
 from server.requests import (
     RequestOrigin,
     TokenLimits,
@@ -37,6 +39,8 @@ class ServedModel:
     limits: TokenLimits
     eos_token_ids: tuple[int, ...]
     max_group: int
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,9 @@ def make_group(
     logprobs: LogprobsWish,
     echo: Echo | None = None,
     first_index: int = 0,
+    grammar: Grammar | None = None,
+    reading: Reading | None = None,
+    shows_special: bool = False,
 ) -> PromptGroup:
     """Raises InvalidRequest for whatever the core could not take."""
     limits = model.limits
@@ -75,7 +82,9 @@ def make_group(
             f"This server holds at most {model.max_group} sequences, so n cannot be {fields.n}.",
             param="n",
         )
-    stops = stop_tokens(fields, model.eos_token_ids, limits.vocab_size)
+    stops = stop_tokens(
+        fields, model.eos_token_ids, limits.vocab_size, has_grammar=grammar is not None
+    )
     requests = build_requests(
         fields,
         prompt,
@@ -88,6 +97,7 @@ def make_group(
             prompt_logprobs=logprobs.prompt,
         ),
         stop_token_ids=stops,
+        grammar=b"" if grammar is None else grammar.spec(),
     )
     rules = TextRules(
         stops=fields.stops(),
@@ -95,10 +105,12 @@ def make_group(
         min_tokens=fields.min_tokens,
         stop_token_ids=stops,
         logprobs=logprobs.generated is not None,
+        thinking=None if reading is None else reading.thinking,
     )
+    hides_special = fields.skip_special_tokens and not shows_special
     detokenizer = model.tokenizer.detokenizer
     choices = tuple(
-        Choice(rules, detokenizer(prompt, skip_special_tokens=fields.skip_special_tokens), echo)
+        Choice(rules, detokenizer(prompt, skip_special_tokens=hides_special), echo)
         for _ in requests
     )
-    return PromptGroup(requests, choices, first_index)
+    return PromptGroup(requests, choices, first_index, grammar=grammar, reading=reading)

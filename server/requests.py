@@ -92,6 +92,7 @@ def build_requests(
     max_tokens: int,
     sampling: SamplingParams,
     stop_token_ids: frozenset[int],
+    grammar: bytes = b"",
 ) -> tuple[Request, ...]:
     """The n requests of one prompt. Their ids are unique under `origin.id`."""
     namespace = cache_namespace(origin.tenant, None, fields.cache_salt)
@@ -104,6 +105,7 @@ def build_requests(
         tenant=origin.tenant,
         arrival=origin.arrival,
         cache_namespace=namespace,
+        grammar=grammar,
     )
     return tuple(
         replace(
@@ -152,11 +154,14 @@ def _logit_bias(fields: GenerationFields, vocab_size: int) -> tuple[tuple[int, f
 
 
 def stop_tokens(
-    fields: GenerationFields, eos_token_ids: Sequence[int], vocab_size: int
+    fields: GenerationFields, eos_token_ids: Sequence[int], vocab_size: int, *, has_grammar: bool
 ) -> frozenset[int]:
-    """The client's stop tokens, and the model's own unless they are to be ignored."""
+    """The client's stop tokens, and the model's own unless they are to be ignored.
+
+    The end of a grammar is the end in any case, so there they are never ignored.
+    """
     check_tokens(fields.stop_token_ids, vocab_size, "stop_token_ids")
-    own = () if fields.ignore_eos else eos_token_ids
+    own = () if fields.ignore_eos and not has_grammar else eos_token_ids
     return frozenset((*fields.stop_token_ids, *own))
 
 

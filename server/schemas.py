@@ -65,6 +65,8 @@ class GenerationFields(Strict):
     priority: int = Field(0, ge=-100, le=100)
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     timings: bool = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     # For the client's own books; reported as without effect.
     user: Annotated[str, Field(max_length=1024)] | None = None
 
@@ -120,31 +122,36 @@ class ChatRequest(GenerationFields):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    thinking_token_budget: int | None = Field(None, ge=-1, lt=2**20)
+    include_reasoning: bool = True
+    tools: list[Any] | None = None
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
 
 
 # Fields that we know and do not serve: the values that ask for nothing, and what to say otherwise.
-NO_TOOLS = "Tool calls are not supported by this server yet."
+NO_FUNCTIONS = "The old form of tool calls is not supported; use tools and tool_choice."
 NOT_HERE = "This field is not supported by this server."
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "response_format": (
-        ({"type": "text"},),
-        "Only response_format {'type': 'text'} is supported by this server yet.",
-    ),
     "suffix": (("",), "Filling in before a suffix is not supported by this server."),
     "store": ((False,), "This server stores no answers."),
     "service_tier": (("auto", "default"), "This server has the service tier 'default' only."),
     "modalities": ((["text"],), "This server answers with text only."),
-    "reasoning_effort": (("none",), "This server has no control over reasoning yet."),
+    "reasoning_effort": (("none",), "There is no reasoning in /v1/completions."),
     "verbosity": (("medium",), NOT_HERE),
     "continue_final_message": ((False,), NOT_HERE),
     "length_penalty": ((1, 1.0), NOT_HERE),
     "use_beam_search": ((False,), "Beam search is not supported by this server."),
-    "tools": (([],), NO_TOOLS),
-    "tool_choice": (("none", "auto"), NO_TOOLS),
-    "functions": (([],), NO_TOOLS),
-    "function_call": (("none", "auto"), NO_TOOLS),
+    "tools": (([],), "There are no tools in /v1/completions."),
+    "tool_choice": (("none", "auto"), "There are no tools in /v1/completions."),
+    "functions": (([],), NO_FUNCTIONS),
+    "function_call": (("none", "auto"), NO_FUNCTIONS),
 } | dict.fromkeys(
     (
         "add_special_tokens",
@@ -170,7 +177,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "prompt_logprobs",
         "regex",
         "structural_tag",
-        "structured_outputs",
         "thinking_token_budget",
         "truncate_prompt_tokens",
         "web_search_options",

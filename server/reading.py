@@ -1,0 +1,98 @@
+"""How the text of a chat answer is read: thoughts, content and tool calls, in that order.
+
+Streamed and plain answers are read by the same Reader, so they cannot differ. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.reasoning import Thinking, ThoughtSplitter
+from server.tools.call_reader import CallReader, CallStart, Content, Piece
+from server.tools.definitions import ToolChoice, ToolPlan
+from server.tools.formats import ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    text: str
+
+
+ChatPiece = Thought | Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`form` is None where no call may be found: the text is then content, markers and all."""
+
+    thinking: Thinking | None = None
+    tools: ToolPlan | None = None
+    form: ToolFormat | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.thinking is None and self.form is None
+
+
+class Reader:
+    """One choice of an answer. Call `feed` for all its text and `finish` once."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._splitter = None if reading.thinking is None else ThoughtSplitter(reading.thinking)
+        self._calls = None
+        if reading.form is not None and reading.tools is not None:
+            self._calls = CallReader(reading.form, [tool.name for tool in reading.tools.callable])
+        self._is_named = reading.tools is not None and reading.tools.choice is ToolChoice.NAMED
+
+    def feed(self, text: str) -> list[ChatPiece]:
+        if self._splitter is None:
+            return self._answer(text)
+        thought, answer = self._splitter.feed(text)
+        return [*_thought(thought), *self._answer(answer)]
+
+    def finish(self) -> list[ChatPiece]:
+        pieces: list[ChatPiece] = []
+        if self._splitter is not None:
+            thought, answer = self._splitter.finish()
+            pieces = [*_thought(thought), *self._answer(answer)]
+        return pieces if self._calls is None else [*pieces, *self._calls.finish()]
+
+    def finish_reason(self, reason: str) -> str:
+        """The table: stop with a call is tool_calls, unless the one call was asked for by name.
+
+        A cut answer ends with length, whatever is in it.
+        """
+        has_calls = self._calls is not None and self._calls.num_calls > 0
+        return "tool_calls" if reason == "stop" and has_calls and not self._is_named else reason
+
+    def _answer(self, text: str) -> list[ChatPiece]:
+        if not text:
+            return []
+        return [Content(text)] if self._calls is None else [*self._calls.feed(text)]
+
+
+def _thought(text: str) -> list[ChatPiece]:
+    return [Thought(text)] if text else []
+
+
+@dataclass(slots=True)
+class ReadMessage:
+    """A whole answer, read."""
+
+    content: str = ""
+    thought: str | None = None
+    calls: list[tuple[str, str]] | None = None  # name, arguments
+
+    def add(self, pieces: list[ChatPiece]) -> None:
+        for piece in pieces:
+            match piece:
+                case Thought(text):
+                    self.thought = (self.thought or "") + text
+                case Content(text):
+                    self.content += text
+                case CallStart(_, name):
+                    self.calls = [*(self.calls or []), (name, "")]
+                case _:
+                    assert self.calls is not None
+                    name, arguments = self.calls[-1]
+                    self.calls[-1] = (name, arguments + piece.text)
