@@ -1,4 +1,4 @@
-"""The `paceline` command: serve, chat, bench, simulate.
+"""The `paceline` command: serve, chat, trace, bench, simulate.
 
 Owns the top of the command line only. What a subcommand needs is imported when it runs, so that
 `--help` answers at once.
@@ -41,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from server.chat_cli import chat
 
         return chat(parsed.url, api_key=parsed.api_key, max_tokens=parsed.max_tokens)
+    if parsed.command == "trace":
+        from server.trace_cli import record
+
+        return record(parsed.url, api_key=parsed.api_key, seconds=parsed.seconds, out=parsed.out)
     return _serve(parsed)
 
 
@@ -62,15 +66,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_arguments(serve)
     chat = commands.add_parser("chat", help="talk to a running server in this terminal")
-    chat.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)"
+    trace = commands.add_parser("trace", help="record a running server into a file for Perfetto")
+    trace.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="how long; 0 is the past minute"
     )
-    chat.add_argument(
-        "--api-key",
-        metavar="KEY",
-        default=os.environ.get("PACELINE_API_KEY", ""),
-        help="default: the variable PACELINE_API_KEY",
-    )
+    trace.add_argument("--out", default="trace.json", metavar="FILE", help="default: %(default)s")
+    for client in (chat, trace):
+        client.add_argument(
+            "--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)"
+        )
+        client.add_argument(
+            "--api-key",
+            metavar="KEY",
+            default=os.environ.get("PACELINE_API_KEY", ""),
+            help="default: the variable PACELINE_API_KEY",
+        )
     chat.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
     commands.add_parser(
         "bench", help="drive any OpenAI-style server and report its latencies", add_help=False

@@ -150,6 +150,13 @@ class RequestTimeline:
         self.closed = now
 
     @property
+    def cached_so_far(self) -> int:
+        """Before the end only of a single sequence: what others share is no hit of theirs."""
+        if self.closed is None and len(self.sequences) == 1 and self.sequences[0].stays:
+            return self.sequences[0].stays[0].num_found
+        return self.num_cached
+
+    @property
     def num_tokens(self) -> int:
         return sum(sequence.num_tokens for sequence in self.sequences)
 

@@ -42,7 +42,7 @@ def summary(timeline: RequestTimeline, now: float) -> Json:
         "ttft_ms": _ms(timeline.ttft_seconds),
         "tpot_ms": _ms(timeline.tpot_seconds),
         "prompt_tokens": timeline.num_prompt,
-        "cached_tokens": timeline.num_cached,
+        "cached_tokens": timeline.cached_so_far,
         "completion_tokens": timeline.num_tokens,
         "num_sequences": len(timeline.sequences),
         "preemptions": timeline.num_preemptions,

@@ -56,21 +56,22 @@ const limitLine = (dimension) =>
 export class StepCharts {
   constructor(tokensId, timeId, seconds) {
     this.seconds = seconds;
-    this.window = new Bokeh.Range1d({ start: -seconds, end: 0 });
+    // A model belongs to one figure only, so each has its own range and source.
+    const across = () => new Bokeh.Range1d({ start: -seconds, end: 0 });
+    const tokensOf = { left: [], right: [], decode: [], total: [] };
+    this.tokens = new Bokeh.ColumnDataSource({ data: tokensOf });
     this.tokensTop = new Bokeh.Range1d({ start: 0, end: 10 });
-    this.timeTop = new Bokeh.Range1d({ start: 0, end: 10 });
-    this.source = new Bokeh.ColumnDataSource({
-      data: { left: [], right: [], decode: [], total: [], ms: [] },
-    });
-    const source = this.source;
-    const tokens = makeFigure(tokensId, { x_range: this.window, y_range: this.tokensTop });
-    const side = { left: { field: "left" }, right: { field: "right" }, source, line_color: null };
-    const decode = tokens.quad({ ...side, bottom: 0, top: { field: "decode" } });
-    const prefill = tokens.quad({ ...side, bottom: { field: "decode" }, top: { field: "total" } });
+    const tokens = makeFigure(tokensId, { x_range: across(), y_range: this.tokensTop });
+    const side = { left: { field: "left" }, right: { field: "right" }, line_color: null };
+    const stack = { ...side, source: this.tokens };
+    const decode = tokens.quad({ ...stack, bottom: 0, top: { field: "decode" } });
+    const prefill = tokens.quad({ ...stack, bottom: { field: "decode" }, top: { field: "total" } });
     tokens.yaxis.axis_label = "tokens";
     tokens.xaxis.visible = false;
-    const time = makeFigure(timeId, { x_range: this.window, y_range: this.timeTop });
-    const bars = time.quad({ ...side, bottom: 0, top: { field: "ms" } });
+    this.times = new Bokeh.ColumnDataSource({ data: { left: [], right: [], ms: [] } });
+    this.timeTop = new Bokeh.Range1d({ start: 0, end: 10 });
+    const time = makeFigure(timeId, { x_range: across(), y_range: this.timeTop });
+    const bars = time.quad({ ...side, source: this.times, bottom: 0, top: { field: "ms" } });
     time.yaxis.axis_label = "ms";
     time.xaxis.axis_label = "seconds ago";
     time.xaxis.formatter = new Bokeh.NumeralTickFormatter({ format: "0" });
@@ -89,20 +90,22 @@ export class StepCharts {
   // `steps` are [ended, duration, prefill, decode] in ms and tokens; `now` in ms.
   show(steps, now, limit) {
     const data = { left: [], right: [], decode: [], total: [], ms: [] };
+    const { left, right, ms } = data;
     let mostTokens = 8;
     let longest = 1;
     for (const [ended, duration, prefill, decode] of steps) {
-      const right = (ended - now) / 1000;
+      const end = (ended - now) / 1000;
       // A hairline of a step would not be seen at all.
-      data.left.push(right - Math.max(duration / 1000, this.seconds / 2000));
-      data.right.push(right);
+      left.push(end - Math.max(duration / 1000, this.seconds / 2000));
+      right.push(end);
       data.decode.push(decode);
       data.total.push(decode + prefill);
-      data.ms.push(duration);
+      ms.push(duration);
       mostTokens = Math.max(mostTokens, decode + prefill);
       longest = Math.max(longest, duration);
     }
-    this.source.data = data;
+    this.tokens.data = { left, right, decode: data.decode, total: data.total };
+    this.times.data = { left, right, ms };
     this.tokensTop.end = mostTokens * 1.08;
     const shown = Math.max(longest, limit < longest * 8 ? limit : 0);
     this.timeTop.end = shown * 1.12;
@@ -127,7 +130,7 @@ export class Histogram {
       source: this.source,
     });
     figure.xaxis.axis_label = "ms";
-    figure.xaxis.formatter = new Bokeh.NumeralTickFormatter({ format: "0.[000]" });
+    figure.xaxis.formatter = new Bokeh.NumeralTickFormatter({ format: "0.[0]a" });
     figure.yaxis.axis_label = "requests";
     this.limit = limitLine("height");
     figure.add_layout(this.limit);
@@ -164,7 +167,7 @@ export class GapChart {
       source: this.source, line_color: null,
     });
     figure.xaxis.axis_label = "token";
-    figure.yaxis.axis_label = "ms after the one before";
+    figure.yaxis.axis_label = "ms";
     this.limit = limitLine("width");
     figure.add_layout(this.limit);
     paint(figure, () => {

@@ -47,9 +47,9 @@ export class KVMap {
 
   layout() {
     const width = this.canvas.clientWidth;
-    const height = width > 520 ? 300 : 220;
+    const height = width > 480 ? 310 : 220;
     let size = Math.floor(Math.sqrt((width * height) / Math.max(this.cells.length, 1)));
-    size = Math.min(Math.max(size, 3), 22);
+    size = Math.min(Math.max(size, 3), 26);
     while (size > 3 && Math.ceil(this.cells.length / Math.floor(width / size)) * size > height) size -= 1;
     return { width, size, columns: Math.max(1, Math.floor(width / size)) };
   }

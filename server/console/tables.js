@@ -19,7 +19,7 @@ export function phaseBar(phases) {
 }
 
 const COLUMNS = [
-  ["request", "id"], ["state", ""], ["age", "num opt"], ["e2e", "num"], ["TTFT", "num opt"],
+  ["request", "id"], ["state", ""], ["age", "num"], ["e2e", "num"], ["TTFT", "num opt"],
   ["TPOT", "num opt"], ["prompt", "num opt"], ["cached", "num opt"], ["out", "num"],
   ["preempted", "num opt"], ["where its time went", "bars"],
 ];
@@ -41,19 +41,21 @@ function row(request) {
   return line;
 }
 
-export function fillTable(table, requests, words, hideAge) {
+// `done`: the end to end time of finished requests; else the age of those that go on.
+export function fillTable(table, requests, words, done) {
+  const hidden = done ? 2 : 3;
   const kept = document.activeElement?.dataset?.id;
   const head = el("tr");
   COLUMNS.forEach(([name, kind], index) => {
-    if (!(hideAge && index === 2)) head.append(el("th", { class: kind, scope: "col" }, name));
+    if (index !== hidden) head.append(el("th", { class: kind, scope: "col" }, name));
   });
   const body = el("tbody");
   for (const request of requests) {
     const line = row(request);
-    if (hideAge) line.children[2].remove();
+    line.children[hidden].remove();
     body.append(line);
   }
-  if (!requests.length) body.append(el("tr", {}, el("td", { class: "empty", colspan: "11" }, words)));
+  if (!requests.length) body.append(el("tr", {}, el("td", { class: "empty", colspan: "10" }, words)));
   table.replaceChildren(el("thead", {}, head), body);
   if (kept) table.querySelector(`tr[data-id="${CSS.escape(kept)}"]`)?.focus({ preventScroll: true });
 }
