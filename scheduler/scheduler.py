@@ -335,7 +335,9 @@ class Scheduler:
         num_decodes = draft.num_decodes
         rows = prompt_rows(plan, num_decodes)
         events.append(
-            self._stats(num_tokens - num_decodes, num_decodes, result.device_seconds, rows)
+            self._stats(
+                plan.step, num_tokens - num_decodes, num_decodes, result.device_seconds, rows
+            )
         )
         return events
 
@@ -406,10 +408,11 @@ class Scheduler:
 
     def stats(self) -> StepStats:
         """The gauges and what was counted since the last StepStats, outside of any step."""
-        return self._stats(0, 0, 0.0)
+        return self._stats(self._step, 0, 0, 0.0)
 
     def _stats(
         self,
+        step: int,
         num_prefill_tokens: int,
         num_decode_tokens: int,
         device_seconds: float,
@@ -417,7 +420,7 @@ class Scheduler:
     ) -> StepStats:
         counts, self._counts = self._counts, Counts()
         return StepStats(
-            step=self._step,
+            step=step,
             num_running=len(self.batch.running),
             num_waiting=len(self.waiting),
             num_blocks=self.batch.pool.num_blocks,
