@@ -1,8 +1,8 @@
 // Exact integer dot products of one weight block (32 outputs x 32 k) with up to four activation rows.
 //
-// Weight bytes come in groups of four k for each of 16 outputs, as vpdpbusd reads them; the second
-// 16 outputs follow the first:
-//   8 bit: byte (k / 4) * 64 + output * 4 + k % 4, value + 128
+// Weight bytes come in groups of four k for each of 32 outputs, as vpdpbusd reads them, in the order
+// in which they are used (a second stream of reads would halve the bandwidth):
+//   8 bit: byte (k / 4) * 128 + output * 4 + k % 4, value + 128
 //   4 bit: the same for k < 16 in the low nibbles, k + 16 in the high ones, value as in the file
 // x: rows of 32 activations; minus_sum: -(sum of a row). acc[row][half of the outputs] is added to;
 // the sums are int32 and exact on every tier, so their order is free.
@@ -12,12 +12,14 @@
 
 namespace paceline {
 
+// Rows that go through the registers together.
+#if defined(PACELINE_AVX512)
 constexpr int kMaxRows = 4;
+#else
+constexpr int kMaxRows = 2;
+#endif
 
-template <bool Nibbles>
-constexpr int half_bytes() {  // of 16 outputs
-  return Nibbles ? 256 : 512;
-}
+constexpr int kGroupBytes = 4 * 32;  // of four k
 
 inline int32_t four_bytes(const int8_t* p) {
   int32_t x;
@@ -38,89 +40,86 @@ inline void dot_step(__m512i w0, __m512i w1, const int8_t* x, I16 (&acc)[Rows][2
 
 template <bool Nibbles, int Rows>
 inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][2]) {
-  constexpr int second = half_bytes<Nibbles>();
-  if constexpr (Nibbles) {
-    const __m512i low = _mm512_set1_epi8(15);
-    for (int j = 0; j < 4; ++j) {
-      const __m512i w0 = _mm512_loadu_si512(w + 64 * j);
-      const __m512i w1 = _mm512_loadu_si512(w + second + 64 * j);
-      dot_step(_mm512_and_si512(w0, low), _mm512_and_si512(w1, low), x + 4 * j, acc);
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int j = 0; j < (Nibbles ? 4 : 8); ++j, w += kGroupBytes, x += 4) {
+    const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
+    if constexpr (Nibbles) {
+      dot_step(_mm512_and_si512(w0, low), _mm512_and_si512(w1, low), x, acc);
       dot_step(_mm512_and_si512(_mm512_srli_epi16(w0, 4), low),
-               _mm512_and_si512(_mm512_srli_epi16(w1, 4), low), x + 16 + 4 * j, acc);
+               _mm512_and_si512(_mm512_srli_epi16(w1, 4), low), x + 16, acc);
+    } else {
+      dot_step(w0, w1, x, acc);
     }
-  } else {
-    for (int j = 0; j < 8; ++j)
-      dot_step(_mm512_loadu_si512(w + 64 * j), _mm512_loadu_si512(w + second + 64 * j), x + 4 * j,
-               acc);
   }
 }
 
 #elif defined(PACELINE_AVX2)
 
-// Weights of eight outputs and four k: unsigned, for group j of eight.
-template <bool Nibbles>
-inline __m256i eight_weights(const uint8_t* w, int j) {
-  const __m256i x =
-      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 64 * (Nibbles ? j % 4 : j)));
-  if constexpr (!Nibbles) return x;
-  return _mm256_and_si256(j < 4 ? x : _mm256_srli_epi16(x, 4), _mm256_set1_epi8(15));
-}
-
+// acc[r] += the products of eight outputs, four k each, with row r. One call a group of four k.
 #if defined(__AVXVNNI__)
-
-template <bool Nibbles, int Rows>
-inline void dot_eight(const uint8_t* w, const int8_t* x, const int32_t*, __m256i (&acc)[Rows]) {
-  for (int j = 0; j < 8; ++j) {
-    const __m256i weights = eight_weights<Nibbles>(w, j);
-    for (int r = 0; r < Rows; ++r)
-      acc[r] = _mm256_dpbusd_avx_epi32(acc[r], weights,
-                                       _mm256_set1_epi32(four_bytes(x + r * kBlock + 4 * j)));
+template <int Rows>
+inline void dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
+  for (int r = 0; r < Rows; ++r)
+    acc[r] = _mm256_dpbusd_avx_epi32(acc[r], w, _mm256_set1_epi32(four_bytes(x + r * kBlock)));
+}
+#else
+// Sums stay in int16: eight steps of two products of at most 15 * 127 make 30480.
+template <int Rows>
+inline void dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
+  for (int r = 0; r < Rows; ++r) {
+    const __m256i four = _mm256_set1_epi32(four_bytes(x + r * kBlock));
+    acc[r] = _mm256_add_epi16(acc[r], _mm256_maddubs_epi16(w, four));
   }
 }
+// 8 x 8 bits would overflow int16, but |w| * (x with the sign of w) does not, for signed w: two
+// products make at most 2 * 128 * 127 = 32512. Sums are int32.
+template <int Rows>
+inline void signed_dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
+  const __m256i size = _mm256_abs_epi8(w);
+  for (int r = 0; r < Rows; ++r) {
+    const __m256i four = _mm256_set1_epi32(four_bytes(x + r * kBlock));
+    const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four, w));
+    acc[r] = _mm256_add_epi32(acc[r], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+}
+#endif
 
-#else
-
+// Products of eight outputs with each row, added to acc.
 template <bool Nibbles, int Rows>
 inline void dot_eight(const uint8_t* w, const int8_t* x, const int32_t* minus_sum,
                       __m256i (&acc)[Rows]) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  if constexpr (Nibbles) {
-    // A block fits in int16: eight sums of two products of at most 15 * 127 make 30480.
-    __m256i sums[Rows];
-    for (int r = 0; r < Rows; ++r) sums[r] = _mm256_setzero_si256();
-    for (int j = 0; j < 8; ++j) {
-      const __m256i weights = eight_weights<true>(w, j);
-      for (int r = 0; r < Rows; ++r) {
-        const __m256i four = _mm256_set1_epi32(four_bytes(x + r * kBlock + 4 * j));
-        sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(weights, four));
-      }
+  const __m256i low = _mm256_set1_epi8(15);
+  __m256i sums[Rows];
+  for (int r = 0; r < Rows; ++r) sums[r] = _mm256_setzero_si256();
+
+  for (int j = 0; j < (Nibbles ? 4 : 8); ++j, w += kGroupBytes, x += 4) {
+    const __m256i weights = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+    if constexpr (Nibbles) {
+      dot_step(_mm256_and_si256(weights, low), x, sums);
+      dot_step(_mm256_and_si256(_mm256_srli_epi16(weights, 4), low), x + 16, sums);
+    } else {
+#if defined(__AVXVNNI__)
+      dot_step(weights, x, sums);
+#else
+      signed_dot_step(_mm256_xor_si256(weights, _mm256_set1_epi8(static_cast<char>(0x80))), x, sums);
+#endif
     }
-    for (int r = 0; r < Rows; ++r)
-      acc[r] = _mm256_add_epi32(acc[r], _mm256_madd_epi16(sums[r], ones));
-  } else {
-    // 8 x 8 bits would overflow int16, but |w| * (x with the sign of w) does not, for signed w: two
-    // products make at most 2 * 128 * 127 = 32512. So 128 is taken off w, and 128 * sum(x) added.
-    const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
-    for (int j = 0; j < 8; ++j) {
-      const __m256i weights = _mm256_xor_si256(eight_weights<false>(w, j), offset);
-      const __m256i size = _mm256_abs_epi8(weights);
-      for (int r = 0; r < Rows; ++r) {
-        const __m256i four = _mm256_set1_epi32(four_bytes(x + r * kBlock + 4 * j));
-        const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four, weights));
-        acc[r] = _mm256_add_epi32(acc[r], _mm256_madd_epi16(pairs, ones));
-      }
-    }
-    for (int r = 0; r < Rows; ++r)
-      acc[r] = _mm256_sub_epi32(acc[r], _mm256_set1_epi32(128 * minus_sum[r]));
+  }
+  for (int r = 0; r < Rows; ++r) {
+#if !defined(__AVXVNNI__)
+    if constexpr (Nibbles)
+      sums[r] = _mm256_madd_epi16(sums[r], _mm256_set1_epi16(1));
+    else  // the caller takes off 128 * sum(x) for weights that are 128 too large; these were not
+      sums[r] = _mm256_sub_epi32(sums[r], _mm256_set1_epi32(128 * minus_sum[r]));
+#endif
+    acc[r] = _mm256_add_epi32(acc[r], sums[r]);
   }
 }
-
-#endif
 
 template <bool Nibbles, int Rows>
 inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* minus_sum,
                       I16 (&acc)[Rows][2]) {
-  for (int half = 0; half < 2; ++half, w += half_bytes<Nibbles>()) {
+  for (int half = 0; half < 2; ++half, w += 64) {
     __m256i lo[Rows], hi[Rows];
     for (int r = 0; r < Rows; ++r) lo[r] = acc[r][half].lo, hi[r] = acc[r][half].hi;
     dot_eight<Nibbles, Rows>(w, x, minus_sum, lo);
@@ -133,10 +132,10 @@ inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* minus_su
 
 template <bool Nibbles, int Rows>
 inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][2]) {
-  for (int half = 0; half < 2; ++half, w += half_bytes<Nibbles>())
+  for (int half = 0; half < 2; ++half, w += 64)
     for (int k = 0; k < kBlock; ++k) {
       const int byte = Nibbles ? k % 16 : k;
-      const uint8_t* p = w + byte / 4 * 64 + byte % 4;
+      const uint8_t* p = w + byte / 4 * kGroupBytes + byte % 4;
       const int shift = Nibbles && k >= 16 ? 4 : 0, mask = Nibbles ? 15 : 255;
       for (int r = 0; r < Rows; ++r)
         for (int n = 0; n < kLanes; ++n)

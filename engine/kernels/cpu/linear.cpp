@@ -10,9 +10,7 @@ constexpr size_t file_block_bytes(Kind kind) {
 }
 
 // Where weight byte i of output `lane` lies in a block.
-size_t quant_offset(Kind kind, int lane, int i) {
-  return lane / kLanes * (quant_bytes(kind) / 2) + i / 4 * 64 + lane % kLanes * 4 + i % 4;
-}
+size_t quant_offset(int lane, int i) { return i / 4 * (4 * kTile) + lane * 4 + i % 4; }
 
 void pack_quant_block(Kind kind, const uint8_t* block, int lane, uint8_t* quants) {
   uint8_t* scales = quants + quant_bytes(kind);
@@ -21,7 +19,7 @@ void pack_quant_block(Kind kind, const uint8_t* block, int lane, uint8_t* quants
   if (has_min) std::memcpy(scales + 2 * (kTile + lane), block + 2, 2);
   const uint8_t* q = block + (has_min ? 4 : 2);
   const uint8_t flip = kind == Kind::kQ8_0 ? 0x80 : 0;  // signed to offset 128
-  for (int i = 0; i < quant_bytes(kind) / kTile; ++i) quants[quant_offset(kind, lane, i)] = q[i] ^ flip;
+  for (int i = 0; i < quant_bytes(kind) / kTile; ++i) quants[quant_offset(lane, i)] = q[i] ^ flip;
 }
 
 float lane_of(const half* p, int lane) {
@@ -75,7 +73,7 @@ void unpack_row(const Linear& w, int row, float* out) {
     const int zero = w.kind == Kind::kQ4_0 ? 8 : w.kind == Kind::kQ8_0 ? 128 : 0;
     for (int k = 0; k < kBlock; ++k) {
       const int i = nibbles ? k % 16 : k;
-      const int byte = quants[quant_offset(w.kind, lane, i)];
+      const int byte = quants[quant_offset(lane, i)];
       const int q = !nibbles ? byte : k < 16 ? byte & 15 : byte >> 4;
       out[b * kBlock + k] = scale * static_cast<float>(q - zero) + minimum;
     }

@@ -1,7 +1,7 @@
 // A weight matrix [n outputs, k inputs], packed once into tiles of 32 outputs, and its product with
 // one panel of activations. Knows nothing of layers or threads.
 //
-//   quantised tile: [K/32] blocks of quants (2 x 256 or 2 x 512 bytes, see dot.h), 32 half scales
+//   quantised tile: [K/32] blocks of quants (512 or 1024 bytes, see dot.h), 32 half scales
 //                   and, for Q4_1, 32 half minima; so a matrix is one sequential stream
 //   dense tile:     [K][32] fp32, fp16 or bf16
 #pragma once

@@ -5,7 +5,8 @@
 namespace paceline {
 namespace {
 
-// out[r] = 32 outputs of row row0 + r. The order over K is the same for every row and any Rows.
+// out[r] = 32 outputs of row row0 + r. The order over K is the same for every row and any Rows:
+// for each block, fma of the exact integer sum with the product of scales, then of the minimum.
 template <Kind K, int Rows>
 inline void quant_rows(const uint8_t* tile, const QuantBlock* a, int num_blocks, int row0,
                        F16 (&out)[Rows][2]) {
@@ -68,12 +69,11 @@ void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int 
   int row = 0;
   for (; rows - row >= kMaxRows; row += kMaxRows)
     tile_rows<K, kMaxRows>(w, tile, a, panel, row, out);
-  switch (rows - row) {
-    case 1: return tile_rows<K, 1>(w, tile, a, panel, row, out);
-    case 2: return tile_rows<K, 2>(w, tile, a, panel, row, out);
-    case 3: return tile_rows<K, 3>(w, tile, a, panel, row, out);
-    default: return;
+  if constexpr (kMaxRows > 2) {
+    if (rows - row == 3) return tile_rows<K, 3>(w, tile, a, panel, row, out);
+    if (rows - row == 2) return tile_rows<K, 2>(w, tile, a, panel, row, out);
   }
+  if (rows - row == 1) tile_rows<K, 1>(w, tile, a, panel, row, out);
 }
 
 }  // namespace
