@@ -36,6 +36,7 @@ from server.middleware import REQUEST_ID, ContextMiddleware
 from server.recorder import Recorder
 from server.schemas import parse_chat, parse_completion
 from server.status import StatusRoutes
+from server.text_routes import TextRoutes
 from server.tokenizer import Tokenizer
 
 BODY_TIMEOUT_SECONDS = 60.0
@@ -93,6 +94,7 @@ def create_app(
         redirect_slashes=False,
     )
     StatusRoutes(services).add_to(app)
+    TextRoutes(services).add_to(app)
     AdminRoutes(services).add_to(app)
     add_console(app)
     _add_inference(app, "/v1/chat/completions", InferenceApp(services, CHAT))

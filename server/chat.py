@@ -19,6 +19,7 @@ from server.sse import to_json
 from server.text import TextError
 from server.tools.definitions import ToolPlan, plan_tools
 from server.tools.formats import INSTRUCTIONS
+from server.truncation import truncate_prompt
 
 # What the server says to the template, and a client must not.
 _RESERVED = frozenset(
@@ -38,6 +39,7 @@ def prepare_chat(
     prompt = model.tokenizer.encode_chat(text)
     if not prompt:
         raise InvalidRequest("The messages make an empty prompt.", param="messages")
+    prompt = truncate_prompt(prompt, fields, model, wanted=wanted)
     plan = plan_chat(fields, tools, model, text)
     group = make_group(
         fields,

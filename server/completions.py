@@ -20,6 +20,7 @@ from server.sse import quote, to_json
 from server.structured import answer_part
 from server.text import TextError
 from server.tokenizer import Tokenizer
+from server.truncation import truncate_prompt
 
 # Sequences of one HTTP request: prompts times n.
 MAX_SEQUENCES = 1024
@@ -39,6 +40,7 @@ def prepare_completion(
     groups = []
     for index, prompt in enumerate(prompts):
         token_ids = _tokenize(prompt, model)
+        token_ids = truncate_prompt(token_ids, fields, model, wanted=fields.max_tokens)
         groups.append(
             make_group(
                 fields,
@@ -64,6 +66,8 @@ def _check_fields(fields: CompletionRequest, num_prompts: int) -> None:
         )
     if fields.max_tokens == 0 and not fields.echo:
         raise InvalidRequest("max_tokens 0 needs echo: true.", param="max_tokens")
+    if fields.echo and fields.truncate_prompt_tokens is not None:
+        raise InvalidRequest("A prompt that is cut is not echoed.", param="truncate_prompt_tokens")
     if num_prompts * fields.n > MAX_SEQUENCES:
         raise InvalidRequest(
             f"The number of prompts times n must be at most {MAX_SEQUENCES}.", param="prompt"

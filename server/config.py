@@ -33,6 +33,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()
     open_metrics: bool = False
     cors_origins: tuple[str, ...] = ()
+    strict_requests: bool = False
     max_body_bytes: int = 16 << 20
     max_header_bytes: int = 64 << 10
     max_input_tokens: int | None = None
@@ -240,6 +241,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("api_key_file", _word, "file with one key a line", "FILE"),
         Option("open_metrics", _yes_or_no, "let /metrics be read without a key"),
         Option("cors_origin", _word, "allow this browser origin; repeatable", "ORIGIN", many=True),
+        Option("strict_requests", _yes_or_no, "refuse unknown fields of requests"),
         Option("max_body_bytes", parse_size, "largest request body", "SIZE"),
         Option("max_header_bytes", parse_size, "largest request head", "SIZE"),
         Option("keepalive_seconds", _seconds(0.05, 3600), "silence before an SSE comment", "S"),
@@ -261,7 +263,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     ),
 }
 OPTIONS: dict[str, Option] = {option.name: option for group in GROUPS.values() for option in group}
-_TOGGLES = ("prefix_caching", "open_metrics", "log_prompts")
+_TOGGLES = ("prefix_caching", "open_metrics", "log_prompts", "strict_requests")
 
 
 def _defaults() -> dict[str, Any]:

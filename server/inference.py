@@ -24,7 +24,7 @@ from server.body import ClientGone, parse_object, read_body
 from server.choice import Delta
 from server.config import ServerConfig
 from server.core_client import CoreClient
-from server.errors import ApiError, NotFound, Overloaded, retry_headers
+from server.errors import ApiError, InvalidRequest, NotFound, Overloaded, retry_headers
 from server.generation import Generation, PromptGroup, unavailable
 from server.grammar_checks import GrammarChecks
 from server.logprobs import TokenNames
@@ -169,11 +169,23 @@ class InferenceApp(Generic[FieldsT]):
 
     async def _parse(self, body: bytes) -> Parsed[FieldsT]:
         def parse() -> Parsed[FieldsT]:
-            return self._endpoint.parse(parse_object(body))
+            parsed = self._endpoint.parse(parse_object(body))
+            refuse_unknown(parsed, self._services.config)
+            return parsed
 
         if len(body) <= INLINE_BODY_BYTES:
             return parse()
         return await self._services.workers.run(parse)
+
+
+def refuse_unknown(parsed: Parsed[Any], config: ServerConfig) -> None:
+    """With --strict-requests, an unknown name is a mistake, not a word for somebody else."""
+    if config.strict_requests and parsed.unknown:
+        raise InvalidRequest(
+            f"There is no field '{parsed.unknown[0][:60]}' here.",
+            param=parsed.unknown[0],
+            code="unknown_parameter",
+        )
 
 
 def check_model(wanted: str | None, served: str) -> None:

@@ -63,6 +63,8 @@ class GenerationFields(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: int = Field(0, ge=-100, le=100)
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=INT64)
+    truncation_side: Literal["left", "right"] = "left"
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     timings: bool = False
     response_format: dict[str, Any] | None = None
@@ -178,7 +180,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "regex",
         "structural_tag",
         "thinking_token_budget",
-        "truncate_prompt_tokens",
         "web_search_options",
     ),
     ((), NOT_HERE),
@@ -187,18 +188,23 @@ REFUSED_PREFIXES = ("guided_",)
 # Accepted, typed and reported: nothing in the answer depends on them.
 WITHOUT_EFFECT = frozenset({"user", "metadata"})
 
+FieldsT = TypeVar("FieldsT", bound=Strict)
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed(Generic[RequestT]):
-    """A body whose fields have the right types, and the names in it that change nothing."""
+class Parsed(Generic[FieldsT]):
+    """A body whose fields have the right types, and the names in it that change nothing.
 
-    fields: RequestT
+    Of these, `unknown` are those that no endpoint has.
+    """
+
+    fields: FieldsT
     ignored: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
 
 
-def parse_fields(schema: type[RequestT], raw: dict[str, Any]) -> Parsed[RequestT]:
+def parse_strict(schema: type[FieldsT], raw: dict[str, Any]) -> Parsed[FieldsT]:
     """Raises InvalidRequest, naming the field, for a wrong value and for a constraint not served.
 
     An unknown name is accepted and reported, unless dropping it could change what the client
@@ -209,16 +215,22 @@ def parse_fields(schema: type[RequestT], raw: dict[str, Any]) -> Parsed[RequestT
     for name, value in given.items():
         if name in schema.model_fields:
             continue
-        _refuse(name, value)
+        refuse_unserved(name, value)
         if name not in REFUSED:
             unknown.append(name)
     try:
         fields = schema.model_validate(given)
     except ValidationError as error:
         raise _first_fault(error) from None
-    if fields.stream_options is not None and not fields.stream:
+    return Parsed(fields, (*sorted(WITHOUT_EFFECT & given.keys()), *unknown), tuple(unknown))
+
+
+def parse_fields(schema: type[RequestT], raw: dict[str, Any]) -> Parsed[RequestT]:
+    """`parse_strict` for a generating request."""
+    parsed = parse_strict(schema, raw)
+    if parsed.fields.stream_options is not None and not parsed.fields.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
-    return Parsed(fields, (*sorted(WITHOUT_EFFECT & given.keys()), *unknown))
+    return parsed
 
 
 def parse_chat(raw: dict[str, Any]) -> Parsed[ChatRequest]:
@@ -237,7 +249,8 @@ def _drop_nulls(raw: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _refuse(name: str, value: Any) -> None:
+def refuse_unserved(name: str, value: Any) -> None:
+    """Raises InvalidRequest for a constraint that we do not keep."""
     if name.startswith(REFUSED_PREFIXES):
         raise InvalidRequest(NOT_HERE, param=name, code="unsupported_parameter")
     if name not in REFUSED:
