@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from scheduler.types import Request, StepStats
+from scheduler.types import Preempted, Request, StepStats
 from server.timeline import Choice, RequestTimeline, SequenceTimeline
 from server.timings import RequestClock
 
@@ -70,16 +70,23 @@ class Recorder:
         self.num_finished += 1
 
     def observe_step(self, stats: StepStats) -> None:
-        for preempted in stats.preempted:
-            if sequence := self._sequences.get(preempted.request_id):
-                sequence.preempt(preempted.at)
-        if not (stats.num_prefill_tokens or stats.num_decode_tokens):
-            return
-        self.steps.append(stats)
         began = stats.ended_at - stats.step_seconds
-        for row in stats.prompt_rows:
-            if sequence := self._sequences.get(row.request_id):
-                sequence.add_row(row, stats.step, began, stats.ended_at)
+        # With depth 1 a step's stats tell of preemptions that were planned while it ran.
+        for preempted in stats.preempted:
+            if preempted.at <= began or not stats.ended_at:
+                self._preempt(preempted)
+        if stats.num_prefill_tokens or stats.num_decode_tokens:
+            self.steps.append(stats)
+            for row in stats.prompt_rows:
+                if sequence := self._sequences.get(row.request_id):
+                    sequence.add_row(row, stats.step, began, stats.ended_at)
+        for preempted in stats.preempted:
+            if preempted.at > began and stats.ended_at:
+                self._preempt(preempted)
+
+    def _preempt(self, preempted: Preempted) -> None:
+        if sequence := self._sequences.get(preempted.request_id):
+            sequence.preempt(preempted.at)
 
     def find(self, name: str) -> RequestTimeline | None:
         """By our id, with or without its prefix, or the newest with this x-request-id."""
