@@ -95,12 +95,15 @@ class CudaRunner:
 
     def _forward_in_pieces(self, batch: Batch, max_tokens: int) -> Tensor:
         """Rows do not see each other, and a row is the sum of shorter ones: so halves will do."""
+        parts = pieces(batch, max_tokens)
         try:
-            return torch.cat([self._eager(piece) for piece in pieces(batch, max_tokens)])
+            results = [self._eager(part) for part in parts]
+            return results[0] if len(results) == 1 else torch.cat(results)
         except torch.OutOfMemoryError:
             if max_tokens <= MIN_PIECE:
                 raise
         # Outside the handler, whose traceback holds the tensors of the failed attempt.
+        del parts
         if self._cache.layers.device.type == "cuda":
             torch.cuda.empty_cache()
         return self._forward_in_pieces(batch, max(MIN_PIECE, max_tokens // 2))

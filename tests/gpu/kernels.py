@@ -1,0 +1,259 @@
+"""Each kernel on the device: right against its twin in float32, and timed against its floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.reference import ReferenceAttention
+from engine.attention.triton import TritonAttention
+from engine.batch import Batch
+from engine.decoder import gated_silu as gated_silu_twin
+from engine.kernels.triton import gemm
+from engine.kernels.triton.norms import add_rms_norm, gated_silu
+from engine.kv_cache import KVCache
+from engine.sampler import SLOT_COLUMNS
+from tests.gpu.timing import Result, against_floor, guarded, seconds
+
+
+@dataclass(frozen=True)
+class Heads:
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_heads: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured; small for a dry run."""
+
+    heads: Heads
+    decodes: tuple[tuple[int, int], ...]  # batch, context
+    prefills: tuple[int, ...]
+    products: tuple[tuple[int, int], ...]  # outputs, inputs
+    rows: tuple[int, ...]  # of products
+    width: int
+    inner: int
+    vocab: int
+    repeats: int
+    dtype: torch.dtype
+
+
+FULL = Sizes(
+    heads=Heads(1, 8, 128, 32),
+    decodes=((1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 8192), (8, 8192), (64, 8192)),
+    prefills=(2048, 8192),
+    products=((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
+    rows=(1, 64, 2048),
+    width=4096,
+    inner=14336,
+    vocab=151936,
+    repeats=20,
+    dtype=torch.bfloat16,
+)
+DRY = Sizes(
+    heads=Heads(1, 2, 16, 4),
+    decodes=((1, 130), (3, 40)),
+    prefills=(40,),
+    products=((48, 64),),
+    rows=(1, 20),
+    width=64,
+    inner=96,
+    vocab=320,
+    repeats=1,
+    dtype=torch.float32,
+)
+BLOCK_SIZE = 16
+
+
+def batch_of(starts: list[int], lengths: list[int], device: torch.device) -> Batch:
+    """Rows with blocks of their own, one after the other."""
+    ends = np.array(starts) + np.array(lengths)
+    counts = -(-ends // BLOCK_SIZE)
+    tables = np.full((len(ends), counts.max()), -1, dtype=np.int32)
+    first = np.cumsum(counts) - counts
+    for row, count in enumerate(counts):
+        tables[row, :count] = first[row] + np.arange(count)
+    positions = np.concatenate([np.arange(s, e) for s, e in zip(starts, ends, strict=True)])
+    rows = np.repeat(np.arange(len(ends)), lengths)
+    slots = tables[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    return Batch(
+        starts=np.array(starts),
+        lengths=np.array(lengths),
+        offsets=np.concatenate(([0], np.cumsum(lengths))),
+        block_tables=tables,
+        token_ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
+        positions=torch.from_numpy(positions).to(device),
+        kv_slots=torch.from_numpy(slots.astype(np.int64)).to(device),
+    )
+
+
+def normal(shape: tuple[int, ...], sizes: Sizes, device: torch.device) -> Tensor:
+    return torch.randn(shape, device=device, dtype=torch.float32).to(sizes.dtype)
+
+
+def error_of(actual: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of what was expected."""
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+def attention_of(
+    name: str,
+    starts: list[int],
+    lengths: list[int],
+    sizes: Sizes,
+    device: torch.device,
+    **options: bool,
+) -> Result:
+    heads, batch = sizes.heads, batch_of(starts, lengths, device)
+    num_blocks = int(batch.block_tables.max()) + 1
+    cache = KVCache(
+        heads, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=sizes.dtype, device=device
+    )
+    cache.layers[:, :, :num_blocks].normal_()
+    attention = TritonAttention(cache, num_heads=heads.num_heads, windows=(None,), **options)
+    columns = attention.columns(batch, None)
+    q = normal((len(batch.token_ids), heads.num_heads, heads.head_dim), sizes, device)
+    out = torch.empty_like(q)
+    took = seconds(lambda: attention.run(columns, 0, q, out), device, repeats=sizes.repeats)
+    kv_width = heads.num_kv_heads * heads.head_dim
+    pairs = sum(n * s + n * (n + 1) // 2 for s, n in zip(starts, lengths, strict=True))
+    size = sizes.dtype.itemsize
+    result: Result = {
+        "name": name,
+        **against_floor(
+            took,
+            num_bytes=size * (2 * int(batch.ends.sum()) * kv_width + 2 * q.numel()),
+            flops=4 * pairs * heads.num_heads * heads.head_dim,
+        ),
+    }
+    if len(q) * int(batch.ends.max()) <= 1 << 23:  # the twin is slow
+        reference = ReferenceAttention(cache, num_heads=heads.num_heads, windows=(None,))
+        expected = reference._attend(reference._step(batch, None), 0, q)
+        result["error"] = error_of(out, expected)
+    return result
+
+
+def attentions(sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    for mode in ("", " deterministic"):
+        options = {"deterministic": bool(mode)}
+        for rows, context in sizes.decodes:
+            name = f"decode attention {rows} x {context}{mode}"
+            starts = [context - 1] * rows
+            yield attention_of(name, starts, [1] * rows, sizes, device, **options)
+        for length in sizes.prefills:
+            name = f"prefill attention {length}{mode}"
+            yield attention_of(name, [0], [length], sizes, device, **options)
+
+
+FORMS: dict[str, Callable[[Tensor], gemm.Weight]] = {
+    "dense": gemm.dense,
+    "int8": gemm.quantise_int8,
+    "int4": gemm.quantise_int4,
+}
+
+
+def products(sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    """Ours in each form, and torch's own beside them."""
+    for outputs, inputs in sizes.products:
+        weight = normal((outputs, inputs), sizes, device) * inputs**-0.5
+        forms = {form: make(weight) for form, make in FORMS.items()}
+        for rows in sizes.rows:
+            x = normal((rows, inputs), sizes, device)
+            flops = 2 * rows * outputs * inputs
+            moved = sizes.dtype.itemsize * rows * (inputs + outputs)
+            took = seconds(
+                lambda x=x, w=weight: torch.nn.functional.linear(x, w),
+                device,
+                repeats=sizes.repeats,
+            )
+            dense_bytes = moved + weight.numel() * weight.element_size()
+            name = f"{rows} x {inputs} -> {outputs}"
+            yield {
+                "name": f"torch {name}",
+                **against_floor(took, num_bytes=dense_bytes, flops=flops),
+            }
+            for form, stored in forms.items():
+                if form != "dense" and rows > 64:
+                    continue
+                tile_rows = gemm.FIXED_ROWS if form == "dense" else None
+                took = seconds(
+                    lambda x=x, stored=stored, tile=tile_rows: gemm.multiply(
+                        x, stored, tile_rows=tile
+                    ),
+                    device,
+                    repeats=sizes.repeats,
+                )
+                num_bytes = moved + stored.data.numel() * stored.data.element_size()
+                exact = x.double() @ gemm.dequantise(stored).double().t()
+                yield {
+                    "name": f"{form} {name}",
+                    **against_floor(took, num_bytes=num_bytes, flops=flops),
+                    "error": error_of(gemm.multiply(x, stored, tile_rows=tile_rows), exact),
+                }
+
+
+def elementwise(sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    size = sizes.dtype.itemsize
+    for rows in (sizes.rows[0], sizes.rows[-1]):
+        hidden, delta = (normal((rows, sizes.width), sizes, device) for _ in range(2))
+        weight = normal((sizes.width,), sizes, device)
+        took = seconds(
+            lambda h=hidden, d=delta, w=weight: add_rms_norm(h, d, w, 1e-5),
+            device,
+            repeats=sizes.repeats,
+        )
+        yield {
+            "name": f"add + norm {rows} x {sizes.width}",
+            **against_floor(took, num_bytes=4 * hidden.numel() * size),
+        }
+        x = normal((rows, 2 * sizes.inner), sizes, device)
+        took = seconds(lambda x=x: gated_silu(x), device, repeats=sizes.repeats)
+        yield {
+            "name": f"silu x up {rows} x {sizes.inner}",
+            **against_floor(took, num_bytes=1.5 * x.numel() * size),
+            "error": error_of(gated_silu(x), gated_silu_twin(x.clone())),
+        }
+
+
+def draws(sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    """64 rows by top_k and top_p, and by neither; a row's bytes are its logits, read once."""
+    from engine.kernels.triton.sampling import draw
+
+    rows = 64 if device.type == "cuda" else 2
+    logits = torch.randn((rows, sizes.vocab), device=device) * 3
+    for ranked in (False, True):
+        columns = np.zeros(rows, dtype=SLOT_COLUMNS)
+        columns["temperature"], columns["top_p"] = 1.0, 0.95 if ranked else 1.0
+        columns["top_k"], columns["ranked"] = 50 if ranked else sizes.vocab, ranked
+        columns["seed"] = np.arange(rows)
+        peaks, token_ids = logits.max(1)
+        everything = np.arange(rows)
+        took = seconds(
+            lambda c=columns, p=peaks, t=token_ids, r=everything: draw(
+                logits, p, t, c, rows=r, indices=r
+            ),
+            device,
+            repeats=sizes.repeats,
+        )
+        name = "draw by top_k and top_p" if ranked else "draw"
+        yield {
+            "name": f"{name} {rows} x {sizes.vocab}",
+            **against_floor(took, num_bytes=logits.numel() * 4),
+        }
+
+
+def measure(sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    parts = {
+        "attention": attentions,
+        "elementwise": elementwise,
+        "draws": draws,
+        "products": products,
+    }
+    for name, part in parts.items():
+        yield from guarded(name, part(sizes, device))

@@ -1,0 +1,321 @@
+"""Whole steps and whole requests through the engine that cuda takes, with random weights."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.cuda_engine import make_cuda_engine
+from engine.cuda_graphs import bucket_sizes
+from engine.cuda_runner import CudaRunner
+from engine.gpu_linear import convert_linears
+from engine.kv_cache import available_memory, kv_bytes_per_token
+from engine.loading import LoadedModel
+from engine.torch_engine import TorchEngine
+from scheduler.loop import ServingLoop
+from scheduler.policy import FirstComeFirstServed
+from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.types import (
+    Command,
+    Drain,
+    Event,
+    KVCapacity,
+    Request,
+    SamplingParams,
+    StepPlan,
+    StepStats,
+    Submit,
+    Tokens,
+)
+from tests.gpu.roofline import Shape, costs
+from tests.gpu.shapes import MODELS, plan, random_model
+from tests.gpu.timing import Result, guarded
+
+BLOCK_SIZE = 16
+GREEDY = SamplingParams(temperature=0.0)
+MEMORY_SHARE = 0.85  # of what is free beside the weights
+
+
+@dataclass(frozen=True)
+class Sizes:
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    prefill: int
+    repeats: int
+    max_rows: int
+    max_model_len: int
+    requests: int
+    prompt: int
+    output: int
+    dtype: torch.dtype
+
+
+FULL = Sizes(
+    models=("Llama-3.1-8B", "Qwen3-8B"),
+    batches=(1, 8, 64, 256),
+    contexts=(1024, 8192),
+    prefill=2048,
+    repeats=20,
+    max_rows=256,
+    max_model_len=8320,
+    requests=256,
+    prompt=1024,
+    output=1024,
+    dtype=torch.bfloat16,
+)
+DRY = Sizes(
+    models=("tiny",),
+    batches=(1, 2),
+    contexts=(20,),
+    prefill=40,
+    repeats=1,
+    max_rows=2,
+    max_model_len=64,
+    requests=2,
+    prompt=20,
+    output=3,
+    dtype=torch.float32,
+)
+
+
+def capacity_for(model: LoadedModel, sizes: Sizes, device: torch.device) -> KVCapacity:
+    """As much KV as the sizes can use, or as the device has."""
+    useful = sizes.max_rows * -(-sizes.max_model_len // BLOCK_SIZE)
+    block_bytes = BLOCK_SIZE * kv_bytes_per_token(model.config, sizes.dtype)
+    fitting = int(available_memory(device) * MEMORY_SHARE) // block_bytes
+    return KVCapacity(min(useful, fitting), BLOCK_SIZE, sizes.max_rows, sizes.max_model_len)
+
+
+def make_engine(
+    model: LoadedModel, sizes: Sizes, device: torch.device, *, deterministic: bool = False
+) -> TorchEngine:
+    return make_cuda_engine(
+        model,
+        device=device,
+        dtype=sizes.dtype,
+        capacity=capacity_for(model, sizes, device),
+        deterministic=deterministic,
+        graphs=device.type == "cuda",
+    )
+
+
+def wrapped(step: StepPlan, num_blocks: int) -> StepPlan:
+    """Where rows need more blocks than there are, they share: only the time is of interest."""
+    ids = step.block_ids
+    return replace(step, block_ids=type(ids)("q", [block % num_blocks for block in ids]))
+
+
+def run_steps(engine: TorchEngine, step: StepPlan, *, repeats: int, depth: int) -> Result:
+    """The same step again and again, `depth` of them in flight besides the newest."""
+    in_flight: deque = deque()
+    host, device_seconds, ends = [], [], [time.perf_counter()]
+    for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        in_flight.append(engine.submit(step))
+        host.append(time.perf_counter() - begin)
+        if len(in_flight) > depth:
+            device_seconds.append(in_flight.popleft().result().device_seconds)
+            ends.append(time.perf_counter())
+    while in_flight:
+        in_flight.popleft().result()
+    took = statistics.median(
+        [b - a for a, b in itertools.pairwise(ends[1:])] or [ends[-1] - ends[0]]
+    )
+    on_device = statistics.median(device_seconds)
+    return {
+        "step_milliseconds": took * 1e3,
+        "device_milliseconds": on_device * 1e3,
+        "host_milliseconds": statistics.median(host) * 1e3,
+        "idle_share": max(0.0, 1 - on_device / took),
+    }
+
+
+def decode_steps(
+    name: str, engine: TorchEngine, sizes: Sizes, *, mode: str, depth: int
+) -> Iterator[Result]:
+    for context in sizes.contexts:
+        for batch in sizes.batches:
+            step = wrapped(
+                plan([context] * batch, [1] * batch, block_size=BLOCK_SIZE, sampling=GREEDY),
+                engine.capacity.num_blocks,
+            )
+            engine.submit(step).result()
+            again = replace(step, admissions=())
+            result = run_steps(engine, again, repeats=sizes.repeats, depth=depth)
+            floor = costs(MODELS[name], Shape("", batch, context)).floor_seconds
+            yield {
+                "name": f"{name} decode {batch} x {context} {mode} depth {depth}",
+                **result,
+                "floor_milliseconds": floor * 1e3,
+                "share_of_floor": floor * 1e3 / result["step_milliseconds"],
+            }
+
+
+def capture_all(engine: TorchEngine, sizes: Sizes) -> Result:
+    """Decode steps until every bucket is captured; what one capture costs."""
+    runner = engine._runner
+    assert isinstance(runner, CudaRunner)
+    graphs = runner.graphs
+    if graphs is None:
+        return {"name": "graphs", "captured": 0}
+    count = len(bucket_sizes(sizes.max_rows))
+    begin = time.perf_counter()
+    # A row alone is eager, and so captures a bucket, until its own is captured: the last.
+    step = plan([5], [1], block_size=BLOCK_SIZE, sampling=GREEDY)
+    for _ in range(count + 1):
+        engine.submit(step).result()
+    return {
+        "name": "graphs",
+        "captured": graphs.num_captured,
+        "buckets": count,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def prefill_step(name: str, engine: TorchEngine, sizes: Sizes) -> Iterator[Result]:
+    step = plan([0], [sizes.prefill], block_size=BLOCK_SIZE, sampling=GREEDY)
+    engine.submit(step).result()
+    result = run_steps(engine, replace(step, admissions=()), repeats=sizes.repeats, depth=0)
+    floor = costs(MODELS[name], Shape("", 0, 0, sizes.prefill)).floor_seconds
+    yield {
+        "name": f"{name} prefill {sizes.prefill}",
+        **result,
+        "floor_milliseconds": floor * 1e3,
+        "share_of_floor": floor * 1e3 / result["step_milliseconds"],
+    }
+
+
+class Once:
+    """An inbox with everything in it from the start."""
+
+    def __init__(self, commands: list[Command]) -> None:
+        self._commands = commands
+
+    def take(self, *, block: bool) -> list[Command]:
+        assert self._commands or not block
+        commands, self._commands = self._commands, []
+        return commands
+
+
+def serve(
+    engine: TorchEngine, requests: list[Request], *, depth: int, max_step_tokens: int
+) -> tuple[dict[str, list[Tokens]], list[StepStats], float]:
+    """All requests at once: their events, the steps' statistics and the seconds it took."""
+    limits = SchedulerLimits(
+        max_step_tokens=max_step_tokens,
+        max_waiting=len(requests),
+        max_running=engine.capacity.num_slots,
+        watermark_blocks=1,
+        prefix_caching=False,
+    )
+    events: dict[str, list[Tokens]] = {request.id: [] for request in requests}
+    stats: list[StepStats] = []
+
+    def emit(batch: list[Event]) -> None:
+        for event in batch:
+            if isinstance(event, Tokens):
+                events[event.request_id].append(event)
+            elif isinstance(event, StepStats):
+                stats.append(event)
+
+    commands: list[Command] = [*(Submit((request,)) for request in requests), Drain()]
+    scheduler = Scheduler(engine.capacity, limits, FirstComeFirstServed())
+    begin = time.perf_counter()
+    ServingLoop(scheduler, engine, Once(commands), emit, time.perf_counter, depth).run()
+    return events, stats, time.perf_counter() - begin
+
+
+def request(index: int, *, prompt: int, output: int, vocab: int, **sampling: object) -> Request:
+    return Request(
+        id=str(index),
+        prompt=tuple((index * 7919 + i * 31) % vocab for i in range(prompt)),
+        max_tokens=output,
+        sampling=replace(GREEDY, **sampling),
+    )
+
+
+def end_to_end(
+    name: str, engine: TorchEngine, sizes: Sizes, *, output: int, depth: int
+) -> Iterator[Result]:
+    vocab = MODELS[name].vocab_size
+    requests = [
+        request(i, prompt=sizes.prompt, output=output, vocab=vocab) for i in range(sizes.requests)
+    ]
+    events, stats, took = serve(engine, requests, depth=depth, max_step_tokens=2048)
+    tokens = sum(len(event.token_ids) for of_one in events.values() for event in of_one)
+    assert tokens == sizes.requests * output
+    steps = [stat for stat in stats if stat.num_decode_tokens and not stat.num_prefill_tokens]
+    yield {
+        "name": f"{name} {sizes.requests} x {sizes.prompt}/{output} depth {depth}",
+        "seconds": took,
+        "output_tokens_per_second": tokens / took,
+        "decode_step_milliseconds": 1e3 * statistics.median([s.step_seconds for s in steps] or [0]),
+        "plan_milliseconds": 1e3 * statistics.median([s.plan_seconds for s in steps] or [0]),
+    }
+
+
+def deterministic(
+    name: str, model: LoadedModel, sizes: Sizes, device: torch.device
+) -> Iterator[Result]:
+    """Changes the model's products. One request alone and among others: equal to the last bit?"""
+    convert_linears(model.decoder, "invariant", dtype=sizes.dtype)
+    engine = make_engine(model, sizes, device, deterministic=True)
+    capture = capture_all(engine, sizes)
+    vocab = model.config.vocab_size
+    one = request(0, prompt=sizes.prompt // 2 + 3, output=8, vocab=vocab, num_logprobs=1)
+    mates = [
+        request(i, prompt=1 + i * 5 % sizes.prompt, output=3 + i % 9, vocab=vocab)
+        for i in range(1, min(sizes.max_rows, 48))
+    ]
+    answers = []
+    for requests, budget in (([one], 2048), ([one, *mates], 2048), ([one, *mates], 64)):
+        events, _, _ = serve(engine, requests, depth=1, max_step_tokens=budget)
+        answers.append([(event.token_ids, event.logprobs) for event in events["0"]])
+    yield {
+        "name": f"{name} deterministic",
+        "equal_alone_in_a_batch_and_in_chunks": answers[0] == answers[1] == answers[2],
+        "capture": capture,
+    }
+    yield from decode_steps(name, engine, sizes, mode="deterministic", depth=1)
+
+
+def measure(sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    for name in sizes.models:
+        yield from guarded(name, measure_model(name, sizes, device))
+
+
+def measure_model(name: str, sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    model = random_model(
+        MODELS[name], dtype=sizes.dtype, device=device, max_positions=sizes.max_model_len
+    )
+    engine = make_engine(model, sizes, device)
+    runner = engine._runner
+    assert isinstance(runner, CudaRunner)
+    graphs, runner.graphs = runner.graphs, None
+    few = replace(sizes, repeats=min(sizes.repeats, 5))
+    eager = decode_steps(name, engine, few, mode="eager", depth=1)
+    yield from guarded(f"{name} eager", eager)
+    runner.graphs = graphs
+    yield {**capture_all(engine, sizes), "model": name}
+    for depth in (1, 0):
+        captured = decode_steps(name, engine, sizes, mode="graphs", depth=depth)
+        yield from guarded(f"{name} graphs", captured)
+    yield from guarded(f"{name} prefill", prefill_step(name, engine, sizes))
+    if name != sizes.models[-1]:
+        return
+    short = max(1, sizes.output // 8)
+    for output, depth in ((short, 0), (short, 1), (sizes.output, 1)):
+        served = end_to_end(name, engine, sizes, output=output, depth=depth)
+        yield from guarded(f"{name} end to end", served)
+    del engine, runner, graphs
+    if device.type == "cuda":
+        yield {"name": "peak", "gigabytes": torch.cuda.max_memory_allocated() / 1e9}
+        torch.cuda.empty_cache()
+    yield from guarded(f"{name} deterministic", deterministic(name, model, sizes, device))

@@ -1,0 +1,61 @@
+"""Time of a piece of device work, and what it reached of the device's floors."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from tests.gpu.roofline import BYTES_PER_SECOND, FLOPS_PER_SECOND
+
+Work = Callable[[], object]
+Result = dict[str, object]
+
+
+def guarded(name: str, results: Iterable[Result]) -> Iterator[Result]:
+    """The results as they come; an error is one more, and ends them, not those of other parts."""
+    try:
+        yield from results
+    except Exception as error:  # the next part may well work
+        traceback.print_exc()
+        yield {"name": name, "error": f"{type(error).__name__}: {error}"}
+
+
+def seconds(work: Work, device: torch.device, *, repeats: int) -> float:
+    """Median of `repeats`, after a first one for compilation; the device's clock where it has one.
+
+    Between repeats on a GPU a buffer larger than its L2 cache is written.
+    """
+    work()
+    times = []
+    if device.type != "cuda":
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+    cache = torch.empty(128 << 20, dtype=torch.int8, device=device)
+    events = []
+    for _ in range(repeats):
+        cache.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        events.append((begin, end))
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) / 1000 for begin, end in events)
+
+
+def against_floor(took: float, *, num_bytes: float = 0, flops: float = 0) -> dict[str, float]:
+    floor = max(num_bytes / BYTES_PER_SECOND, flops / FLOPS_PER_SECOND)
+    return {
+        "microseconds": took * 1e6,
+        "floor_microseconds": floor * 1e6,
+        "share_of_floor": floor / took,
+        "terabytes_per_second": num_bytes / took / 1e12,
+        "teraflops": flops / took / 1e12,
+    }
