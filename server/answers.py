@@ -24,12 +24,14 @@ class CollectedChoice:
     texts: list[str] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop: str | None = None
 
     def add(self, delta: Delta, rows: list[Any]) -> None:
         """`rows` are the format's own for the entries of this delta."""
         self.texts.append(delta.text)
         self.rows += rows
         self.finish_reason = delta.finish_reason
+        self.stop = delta.stop
 
     @property
     def text(self) -> str:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from scheduler.types import StepStats
 from server.admin import AdminRoutes
+from server.anthropic.routes import add_anthropic
 from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from server.chat import prepare_chat
 from server.chat_format import ChatFormat
@@ -27,7 +28,8 @@ from server.completions import CompletionFormat, prepare_completion
 from server.config import ServerConfig
 from server.console_routes import add_console, console_paths
 from server.core_client import CoreClient, CoreState
-from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound, error_response
+from server.error_answers import error_answer
+from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound
 from server.grammar_checks import GrammarChecks
 from server.inference import Endpoint, InferenceApp, Services, Workers
 from server.logprobs import TokenNames
@@ -99,6 +101,7 @@ def create_app(
     add_console(app)
     _add_inference(app, "/v1/chat/completions", InferenceApp(services, CHAT))
     _add_inference(app, "/v1/completions", InferenceApp(services, COMPLETIONS))
+    add_anthropic(app, services)
     _handle_errors(app, metrics)
     _wrap(app, config, metrics)
     return app
@@ -138,10 +141,10 @@ def _wrap(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
 
 
 def _handle_errors(app: FastAPI, metrics: Metrics) -> None:
-    async def answer(_request: Request, error: Exception) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         metrics.count_error(error)
-        return error_response(error)
+        return error_answer(error, request.scope)
 
     async def translate(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

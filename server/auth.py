@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import ApiError, Unauthorized, error_response
+from server.error_answers import error_answer
+from server.errors import ApiError, Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,64}):(.+)")
@@ -77,7 +78,7 @@ class AuthMiddleware:
                 headers={"www-authenticate": "Bearer"},
             )
             self._count_error(refusal)
-            await error_response(refusal)(scope, receive, send)
+            await error_answer(refusal, scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -51,11 +51,15 @@ class Echo:
 
 @dataclass(slots=True)
 class Delta:
-    """What one choice may show now. Empty only if nothing was to be shown at all."""
+    """What one choice may show now. Empty only if nothing was to be shown at all.
+
+    `stop` is the stop string that ended the choice, if one did.
+    """
 
     text: str = ""
     entries: list[Entry] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop: str | None = None
 
     def __bool__(self) -> bool:
         return bool(self.text or self.entries or self.finish_reason)
@@ -73,6 +77,7 @@ class Choice:
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self.finish_reason: FinishReason | None = None
+        self._stop: str | None = None
         self._rules = rules
         self._detokenizer = detokenizer
         self._stops = StopStrings(rules.stops, include_stop=rules.include_stop)
@@ -105,6 +110,7 @@ class Choice:
         shown, stop = self._stops.feed(self._decode_rest(), may_stop=self._may_stop())
         if stop is None:
             shown += self._stops.flush()
+        self._stop = stop
         self.finish_reason = event.reason if stop is None else FinishReason.STOP
         return self._delta(shown)
 
@@ -123,6 +129,7 @@ class Choice:
         self._decoded += len(decoded)
         shown, stop = self._stops.feed(decoded, may_stop=self._may_stop())
         if stop is not None:
+            self._stop = stop
             self.finish_reason = FinishReason.STOP
         return shown
 
@@ -144,7 +151,7 @@ class Choice:
 
     def _delta(self, text: str) -> Delta:
         self._shown += len(text)
-        delta = Delta(text, self._due_entries(), self.finish_reason)
+        delta = Delta(text, self._due_entries(), self.finish_reason, self._stop)
         if self._echo is not None and (delta or self.finish_reason):
             delta.text = self._echo.text + delta.text
             if self._rules.logprobs:

@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, error_response
+from server.anthropic.errors import REQUEST_ID as ANTHROPIC_REQUEST_ID
+from server.anthropic.errors import is_anthropic
+from server.error_answers import error_answer
+from server.errors import ApiError
 from server.request_log import log_request
 from server.timeline import RequestTimeline
 
@@ -55,14 +58,16 @@ class ContextMiddleware:
         received = scope.get(RECEIVED) or time.monotonic()
         context = RequestContext(_request_id(scope), received)
         scope["paceline"] = context
-        header = (REQUEST_ID, context.id.encode())
+        ids = [(REQUEST_ID, context.id.encode())]
+        if is_anthropic(scope["path"]):
+            ids.append((ANTHROPIC_REQUEST_ID, context.id.encode()))
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *ids]
             await send(message)
 
         try:
@@ -73,7 +78,7 @@ class ContextMiddleware:
                 raise
             failure = ApiError("The server failed to answer this request.", code="internal_error")
             self._count_error(failure)
-            await error_response(failure)(scope, receive, send_with_id)
+            await error_answer(failure, scope)(scope, receive, send_with_id)
         finally:
             log_request(context, scope, status, time.monotonic())
 

@@ -57,13 +57,18 @@ class Reader:
             pieces = [*_thought(thought), *self._answer(answer)]
         return pieces if self._calls is None else [*pieces, *self._calls.finish()]
 
+    @property
+    def has_calls(self) -> bool:
+        return self._calls is not None and self._calls.num_calls > 0
+
     def finish_reason(self, reason: str) -> str:
         """The table: stop with a call is tool_calls, unless the one call was asked for by name.
 
         A cut answer ends with length, whatever is in it.
         """
-        has_calls = self._calls is not None and self._calls.num_calls > 0
-        return "tool_calls" if reason == "stop" and has_calls and not self._is_named else reason
+        return (
+            "tool_calls" if reason == "stop" and self.has_calls and not self._is_named else reason
+        )
 
     def _answer(self, text: str) -> list[ChatPiece]:
         if not text:

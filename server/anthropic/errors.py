@@ -1,0 +1,57 @@
+"""Errors in the form of the Anthropic API: status, type and envelope.
+
+Knows no routes; app.py and the middlewares decide by path who gets this form.
+"""
+
+from __future__ import annotations
+
+from starlette.responses import JSONResponse, Response
+
+from server.answers import Json
+from server.errors import MAX_MESSAGE_CHARS, ApiError, cut
+from server.sse import Framing, named_event
+
+PATH = "/v1/messages"
+REQUEST_ID = b"request-id"  # where this API's clients look
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    409: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+OVERLOADED = 529  # this API's own for 503
+
+
+def is_anthropic(path: str) -> bool:
+    return path == PATH or path.startswith(PATH + "/")
+
+
+def envelope(error: ApiError, request_id: str | None = None) -> Json:
+    """The field at fault has no place of its own here, so the message names it."""
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    body: Json = {
+        "type": "error",
+        "error": {
+            "type": _TYPES.get(error.status, "api_error"),
+            "message": cut(message, MAX_MESSAGE_CHARS),
+        },
+    }
+    return body if request_id is None else {**body, "request_id": request_id}
+
+
+def response(error: ApiError, request_id: str) -> Response:
+    status = OVERLOADED if error.status == 503 else error.status
+    return JSONResponse(envelope(error, request_id), status_code=status, headers=error.headers)
+
+
+FRAMING = Framing(prefix=b"", end=b"", error=lambda error: named_event("error", envelope(error)))

@@ -1,0 +1,96 @@
+"""The fields of POST /v1/messages and /v1/messages/count_tokens: types and ranges.
+
+What they mean in terms of a chat request is in conversion.py. Blocks are read there, too: an
+unknown kind of block is refused by name, never dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from server.schemas import INT64, MAX_CHOICES, StopString, Strict
+
+MAX_STOP_SEQUENCES = 4
+
+
+class Turn(Strict):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class Metadata(Strict):
+    user_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+class Thinking(Strict):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1024, lt=2**20)
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ToolChoice(Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class CustomTool(Strict):
+    type: Literal["custom"] = "custom"
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class OutputFormat(Strict):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class CountRequest(Strict):
+    model: Annotated[str, Field(max_length=1024)]
+    messages: list[Turn] = Field(min_length=1)
+    system: str | list[dict[str, Any]] | None = None
+    thinking: Thinking | None = None
+    tools: list[CustomTool] = Field(default_factory=list, max_length=MAX_CHOICES)
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountRequest):
+    max_tokens: int = Field(ge=1, lt=INT64)
+    stop_sequences: list[StopString] = Field(default_factory=list, max_length=MAX_STOP_SEQUENCES)
+    stream: bool = False
+    temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
+    top_p: float = Field(1.0, ge=0, le=1, allow_inf_nan=False)
+    top_k: int = Field(0, ge=-1, lt=INT64)
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+
+# Fields of our own that mean the same here as in a chat request.
+SHARED = (
+    "cache_salt",
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "priority",
+    "repetition_penalty",
+    "seed",
+    "skip_special_tokens",
+    "stop_token_ids",
+    "truncate_prompt_tokens",
+    "truncation_side",
+)
+# Fields that we know and do not serve; dropping one could change what the client relies on.
+REFUSED = ("container", "context_management", "fallbacks", "mcp_servers", "output_format")
