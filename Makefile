@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 KERNELS := $(wildcard engine/kernels/cpu/*.cpp engine/kernels/cpu/*.h) $(wildcard setup.py)
 ARGS ?=
 
-.PHONY: serve chat test test-quick lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs test-prometheus image clean
+.PHONY: serve chat test test-quick lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs test-prometheus test-console bench-overhead image clean
 
 serve: $(VENV)/.ready
 	$(BIN)/paceline serve $(ARGS)
@@ -44,6 +44,14 @@ bench-peers: $(VENV)/.ready-dev
 # A real Prometheus (apt install prometheus) on the real server under load: PromQL against clients.
 test-prometheus: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.deploy.check_prometheus $(ARGS)
+
+# A real browser (apt install chromium) on the console of a loaded server; pictures in bench/out.
+test-console: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.console.walk $(ARGS)
+
+# Streaming through one API process, with and without timelines, log lines and scrapes.
+bench-overhead: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.overhead.bench $(ARGS)
 
 # Where Docker is: the small CPU image, or TARGET=cuda. TORCH_ARGS="--index-url <address>" takes
 # torch from an index of CPU builds, which saves gigabytes.

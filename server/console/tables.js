@@ -63,7 +63,9 @@ export function fillTable(table, requests, words, done) {
 export function openOnChoice(table) {
   const open = (event) => {
     const id = event.target.closest("tr[data-id]")?.dataset.id;
-    if (id) showTimeline(id);
+    if (!id) return;
+    event.preventDefault(); // or the same Enter closes the dialog again
+    showTimeline(id);
   };
   table.addEventListener("click", open);
   table.addEventListener("keydown", (event) => event.key === "Enter" && open(event));
@@ -102,7 +104,7 @@ async function showTimeline(id) {
         `end to end ${ms(found.e2e_ms)}, ${found.finish ?? found.state}.`),
       bars,
       el("p", { class: "faint" },
-        `${found.num_steps} steps, ${ms(middle)} each (median); prompt computed in ${chunks.length} chunks: ` +
+        `${found.num_steps} steps, ${ms(middle)} each (median); prompt computed in ${chunks.length} ${chunks.length === 1 ? "chunk" : "chunks"}: ` +
         chunks.slice(0, 12).map((chunk) => `${chunk.length} in step ${chunk.step}`).join(", ") +
         (chunks.length > 12 ? ", …" : "") + "."),
     );

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,8 +43,9 @@ class Seen:
 class Connection:
     """One connection, one request at a time."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, key: str = "") -> None:
         self._address = (host, port)
+        self._key = f"authorization: Bearer {key}\r\n" if key else ""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -55,7 +56,7 @@ class Connection:
         content = json.dumps(body).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nhost: test\r\nx-request-id: {request_id}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+            f"{self._key}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         )
         seen = Seen(request_id, sent=time.monotonic())
         self._writer.write(head.encode() + content)
@@ -89,17 +90,21 @@ class Connection:
 
 
 async def run_load(
-    host: str, port: int, bodies: Sequence[tuple[str, str, dict[str, Any]]], concurrency: int
+    host: str,
+    port: int,
+    bodies: Iterable[tuple[str, str, dict[str, Any]]],
+    concurrency: int,
+    *,
+    key: str = "",
 ) -> list[Seen]:
     """Every (id, path, body), at most `concurrency` at a time, in order."""
-    queue = list(reversed(bodies))
+    queue = iter(bodies)
     found: list[Seen] = []
 
     async def worker() -> None:
-        connection = Connection(host, port)
+        connection = Connection(host, port, key)
         try:
-            while queue:
-                request_id, path, body = queue.pop()
+            for request_id, path, body in queue:
                 found.append(await connection.post(path, body, request_id))
         finally:
             connection.close()
