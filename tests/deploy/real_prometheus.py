@@ -56,6 +56,14 @@ class Prometheus:
         assert len(series) <= 1, expression
         return float(series[0]["value"][1]) if series else float("nan")
 
+    def exemplars(self, expression: str) -> list[dict[str, Any]]:
+        """Those kept of the last hour, each with its labels and value."""
+        now = time.time()
+        params = {"query": expression, "start": str(now - 3600), "end": str(now + 60)}
+        answer = self._client.get("/api/v1/query_exemplars", params=params).json()
+        assert answer["status"] == "success", answer
+        return [one for series in answer["data"] for one in series["exemplars"]]
+
     def rules(self) -> list[dict[str, Any]]:
         groups = self._client.get("/api/v1/rules").json()["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
@@ -89,6 +97,7 @@ def running_prometheus(target: str, *, scrape_seconds: int = 1) -> Iterator[Prom
                     f"--storage.tsdb.path={folder}/data",
                     f"--web.listen-address=127.0.0.1:{port}",
                     "--log.level=warn",
+                    "--enable-feature=exemplar-storage",
                 ],
                 cwd=folder,
                 stdout=log,
