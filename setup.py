@@ -43,12 +43,6 @@ class BuildKernels(build_ext):
         except builder.CannotBuild as error:
             print(f"CPU kernels {tier}: not built, torch is used instead: {error}", file=sys.stderr)
 
-    def copy_extensions_to_source(self):
-        """Editable installs: only what was built."""
-        built = [ext for ext in self.extensions if Path(self.get_ext_fullpath(ext.name)).is_file()]
-        self.extensions = built
-        super().copy_extensions_to_source()
-
 
 setup(
     cmdclass={"build_ext": BuildKernels},
