@@ -164,3 +164,34 @@ def test_a_step_without_short_rows_or_without_long_ones() -> None:
     shape = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
     assert_equal_to_dense(shape, [(0, 30)])
     assert_equal_to_dense(shape, [(29, 30)])
+
+
+def test_an_fp8_cache_is_read_with_the_scales_of_its_heads() -> None:
+    """Equal to the same numbers in a float32 cache, decode and prefill."""
+    shape = Shape(num_heads=4, num_kv_heads=2, head_dim=16)
+    scales = (torch.tensor([[0.5, 2.0]]), torch.tensor([[0.25, 0.125]]))
+    narrow = KVCache(shape, num_blocks=8, block_size=16, dtype=torch.float8_e4m3fn, device=CPU)
+    exact = KVCache(shape, num_blocks=8, block_size=16, dtype=torch.float32, device=CPU)
+    values = torch.randn(narrow.layers.shape, generator=torch.Generator().manual_seed(0))
+    narrow.layers.copy_(values)
+    exact.layers.copy_(narrow.layers)
+    exact.layers *= torch.stack(scales, dim=1)[:, :, None, None, :, None]
+    batch = Batch(
+        starts=np.array([90, 0]),
+        lengths=np.array([1, 40]),
+        offsets=np.array([0, 1, 41]),
+        block_tables=np.array([[5, 2, 0, 7, 1, 3], [6, 4, 2, -1, -1, -1]], dtype=np.int32),
+        token_ids=torch.zeros(41, dtype=torch.int64),
+        positions=torch.zeros(41, dtype=torch.int64),
+        kv_slots=torch.zeros(41, dtype=torch.int64),
+    )
+    q = torch.randn((41, 4, 16), generator=torch.Generator().manual_seed(1))
+    results = []
+    for cache, of_cache in ((narrow, scales), (exact, None)):
+        attention = TritonAttention(
+            cache, num_heads=4, windows=(None,), chunk=CHUNK, scales=of_cache
+        )
+        out = torch.empty_like(q)
+        attention.run(attention.columns(batch, None), 0, q, out)
+        results.append(out)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)

@@ -15,6 +15,7 @@ from engine.batch import Batch
 from engine.cuda_engine import TritonSampling
 from engine.cuda_graphs import bucket_sizes
 from engine.cuda_runner import CudaRunner, pieces
+from engine.gpu_linear import TritonLinear, convert_linears
 from engine.loading import LoadedModel
 from engine.torch_engine import TorchEngine
 from scheduler.loop import EngineFailed
@@ -55,13 +56,15 @@ class FailingRecorder:
 def make_runner(model: LoadedModel, **options: object) -> CudaRunner:
     return CudaRunner(
         model.decoder,
-        num_blocks=48,
-        block_size=8,
-        dtype=torch.float32,
-        device=CPU,
-        max_rows=NUM_SLOTS,
-        max_model_len=MAX_MODEL_LEN,
-        **options,
+        **{
+            "num_blocks": 48,
+            "block_size": 8,
+            "dtype": torch.float32,
+            "device": CPU,
+            "max_rows": NUM_SLOTS,
+            "max_model_len": MAX_MODEL_LEN,
+            **options,
+        },
     )
 
 
@@ -113,7 +116,7 @@ def test_graphs_overlap_and_kernels_give_the_tokens_of_the_reference(
     """Plain, with q/k norms, with a sliding window. Chunked prefills and decodes mixed, at depth 1,
     over graph buckets with padding rows.
     """
-    model = load_tiny(family, tmp_path)
+    model = load_tiny(family, tmp_path, num_hidden_layers=2 if family == "llama" else 1)
     work = requests(FAMILIES[family])
     expected = serve(make_engine(model), work).answers
     recorder = ReplayedWork()
@@ -135,8 +138,33 @@ def test_graphs_overlap_and_kernels_give_the_tokens_of_the_reference(
     assert recorder.num_replays > 0
 
 
+def test_deterministic_mode_keeps_every_bit_in_any_company(tmp_path: Path) -> None:
+    """Alone in one prefill; in a batch, cut into chunks: tokens and log-probabilities are equal."""
+    model = load_tiny("qwen3", tmp_path, num_hidden_layers=1)
+    convert_linears(model.decoder, "invariant", dtype=torch.float32)
+    one, *mates = requests([replace(GREEDY, num_logprobs=2), GREEDY, GREEDY])
+    one = replace(one, prompt=random_prompt(25, seed=9))
+    alone = serve(make_cuda_path(model, make_runner(model, deterministic=True)), [one])
+    runner = make_runner(model, deterministic=True, recorder=ReplayedWork())
+    together = serve(
+        make_cuda_path(model, runner), [mates[0], one, mates[1]], depth=1, max_step_tokens=9
+    )
+    assert together.answers[one.id].token_ids == alone.answers[one.id].token_ids
+    assert together.answers[one.id].logprobs == alone.answers[one.id].logprobs
+
+
+def test_converted_products_are_the_model(llama: LoadedModel, tmp_path: Path) -> None:
+    """The CPU keeps its weights packed; what comes out of there are the weights that went in."""
+    model = load_tiny("llama", tmp_path)
+    x = torch.randn((3, 64), generator=torch.Generator().manual_seed(0))
+    expected = llama.decoder.layers[0].qkv(x)
+    convert_linears(model.decoder, "invariant", dtype=torch.float32)
+    torch.testing.assert_close(model.decoder.layers[0].qkv(x), expected)
+    assert isinstance(model.decoder.head, TritonLinear)
+
+
 def test_a_capture_that_fails_leaves_eager_steps(llama: LoadedModel) -> None:
-    work = requests([GREEDY] * 2)
+    work = [replace(request, max_tokens=3) for request in requests([GREEDY] * 2)]
     expected = serve(make_engine(llama), work)
     runner = make_runner(llama, recorder=FailingRecorder())
     assert serve(make_cuda_path(llama, runner), work).token_ids == expected.token_ids
@@ -157,7 +185,7 @@ class CrampedRunner(CudaRunner):
 
 def test_a_step_beyond_memory_is_computed_in_pieces(llama: LoadedModel) -> None:
     """Nobody fails and nobody notices: rows are cut, which changes no token."""
-    work = requests([GREEDY] * 4)
+    work = [replace(request, max_tokens=2) for request in requests([GREEDY] * 4)]
     expected = serve(make_engine(llama), work)
     runner = CrampedRunner(
         llama.decoder,

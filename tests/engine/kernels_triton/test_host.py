@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.cuda_engine import TritonSampling
+from engine.cuda_graphs import bucket_sizes
 from engine.cuda_runner import CudaRunner
 from engine.torch_engine import TorchEngine
 from scheduler.types import SamplingParams
@@ -30,11 +33,24 @@ EVERYTHING = SamplingParams(
 )
 
 
-def engine_on_meta(name: str) -> TorchEngine:
+class RecordedWork:
+    """Stands in for a CUDA graph: nothing is left to launch at replay."""
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        return (lambda: None), work()
+
+
+def engine_on_meta(name: str, recorder: RecordedWork | None = None) -> TorchEngine:
     model = random_model(MODELS[name], dtype=torch.bfloat16, device=META, max_positions=4096)
     sizes = {"num_blocks": 512, "block_size": 16}
     runner = CudaRunner(
-        model.decoder, **sizes, dtype=torch.bfloat16, device=META, max_rows=8, max_model_len=2048
+        model.decoder,
+        **sizes,
+        dtype=torch.bfloat16,
+        device=META,
+        max_rows=8,
+        max_model_len=2048,
+        recorder=recorder,
     )
     return TorchEngine(
         model,
@@ -60,6 +76,19 @@ def test_no_step_waits_for_the_device(sampling: SamplingParams) -> None:
         engine.submit(plan([0, 0], [700, 1], block_size=16, sampling=sampling))
         engine.submit(plan([700, 1], [1, 30], block_size=16))
         engine.submit(plan([701, 31], [1, 1], block_size=16))
+
+
+def test_captures_and_replays_do_not_wait_either_and_leave_few_launches() -> None:
+    """Beside the graph: its inputs, the logits, the greedy choice and the token's place."""
+    with counted() as counts:
+        engine = engine_on_meta("tiny", RecordedWork())
+        engine.submit(plan([5, 9], [1, 1], block_size=16, sampling=GREEDY))
+        for _ in bucket_sizes(8):
+            engine.submit(plan([6, 10], [1, 1], block_size=16))
+        counts.clear()
+        engine.submit(plan([6, 10], [1, 1], block_size=16))
+        assert counts["attention_kernel"] == 0
+        assert launches(counts) <= 16
 
 
 def test_a_wait_would_be_seen() -> None:
