@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 KERNELS := $(wildcard engine/kernels/cpu/*.cpp engine/kernels/cpu/*.h) $(wildcard setup.py)
 ARGS ?=
 
-.PHONY: serve chat test test-quick lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs test-prometheus test-console bench-overhead image clean
+.PHONY: serve chat test test-quick lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs test-prometheus test-console bench-overhead image test-schemas bench-grammar clean
 
 serve: $(VENV)/.ready
 	$(BIN)/paceline serve $(ARGS)
@@ -60,6 +60,14 @@ TORCH_ARGS ?=
 image:
 	docker build --target $(TARGET) --build-arg TORCH_ARGS="$(TORCH_ARGS)" -t paceline:$(TARGET) .
 	@docker image inspect --format 'image: paceline:$(TARGET), {{.Size}} bytes' paceline:$(TARGET)
+
+# JSON Schemas on the real model at temperature 1; every finished output must validate.
+test-schemas: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.structured.check_schemas $(ARGS)
+
+# Time per token with and without a grammar, batch 16, one run.
+bench-grammar: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.structured.bench_grammar $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
