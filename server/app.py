@@ -36,6 +36,7 @@ from server.logprobs import TokenNames
 from server.metrics import CoreFacts, Metrics, SloLimits
 from server.middleware import REQUEST_ID, ContextMiddleware
 from server.recorder import Recorder
+from server.responses.routes import ResponseRoutes
 from server.schemas import parse_chat, parse_completion
 from server.status import StatusRoutes
 from server.text_routes import TextRoutes
@@ -79,6 +80,8 @@ def create_app(
         body_timeout_seconds=body_timeout_seconds,
     )
 
+    responses = ResponseRoutes(services)
+
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         probe = asyncio.create_task(_probe_lag(metrics))
@@ -86,6 +89,7 @@ def create_app(
             yield
         finally:
             probe.cancel()
+            responses.close()
             services.workers.close()
             services.grammars.close()
 
@@ -102,6 +106,7 @@ def create_app(
     _add_inference(app, "/v1/chat/completions", InferenceApp(services, CHAT))
     _add_inference(app, "/v1/completions", InferenceApp(services, COMPLETIONS))
     add_anthropic(app, services)
+    responses.add_to(app)
     _handle_errors(app, metrics)
     _wrap(app, config, metrics)
     return app

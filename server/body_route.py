@@ -12,7 +12,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from server.answers import Json
-from server.body import ClientGone, parse_object, read_body
+from server.body import parse_object
 from server.inference import Services, ignored_headers, refuse_unknown
 from server.middleware import RequestContext
 from server.schemas import Parsed, Strict
@@ -36,17 +36,9 @@ class BodyRoute(Generic[FieldsT]):
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        services = self._services
-        try:
-            body = await read_body(
-                scope,
-                receive,
-                max_bytes=services.config.max_body_bytes,
-                timeout_seconds=services.body_timeout_seconds,
-            )
-        except ClientGone:
-            return
-        await run_until_disconnect(receive, self._run(body, scope["paceline"], send))
+        body = await self._services.read_body(scope, receive)
+        if body is not None:
+            await run_until_disconnect(receive, self._run(body, scope["paceline"], send))
 
     async def _run(self, body: bytes, context: RequestContext, send: Send) -> None:
         parsed = await self._services.workers.run(lambda: self._parse(parse_object(body)))

@@ -100,6 +100,18 @@ class Services:
     body_timeout_seconds: float
     now: Callable[[], float] = time.monotonic
 
+    async def read_body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body within its limits; None if the client hung up. Raises ApiError."""
+        try:
+            return await read_body(
+                scope,
+                receive,
+                max_bytes=self.config.max_body_bytes,
+                timeout_seconds=self.body_timeout_seconds,
+            )
+        except ClientGone:
+            return None
+
     def model(self) -> ServedModel:
         """Raises Unavailable unless the core is known and takes requests."""
         info = self.core.info
@@ -131,17 +143,10 @@ class InferenceApp(Generic[FieldsT]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context: RequestContext = scope["paceline"]
-        services = self._services
         clock = RequestClock(received=context.received)
-        model = services.model()
-        try:
-            body = await read_body(
-                scope,
-                receive,
-                max_bytes=services.config.max_body_bytes,
-                timeout_seconds=services.body_timeout_seconds,
-            )
-        except ClientGone:
+        model = self._services.model()
+        body = await self._services.read_body(scope, receive)
+        if body is None:
             return
         await run_until_disconnect(receive, self._answer(model, context, clock, body, send))
 
@@ -153,7 +158,17 @@ class InferenceApp(Generic[FieldsT]):
         body: bytes,
         send: Send,
     ) -> None:
-        parsed = await self._parse(body)
+        await self.generate(await self._parse(body), model, context, clock, send)
+
+    async def generate(
+        self,
+        parsed: Parsed[FieldsT],
+        model: ServedModel,
+        context: RequestContext,
+        clock: RequestClock,
+        send: Send,
+    ) -> None:
+        """From right types to the last byte; cancelling it frees the core of it."""
         fields = parsed.fields
         check_model(fields.model, model.name)
         clock.parsed = self._services.now()

@@ -20,11 +20,16 @@ MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5  # as the API that this endpoint follows
 MAX_ID_LIST = 1024
+MAX_BAD_WORDS = 128
 INT64 = 2**63
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+
+# As llama.cpp takes it: ids or texts, and false for "never".
+BiasList = list[tuple[TokenId | str, Bias | Literal[False]]]
 
 
 class Strict(BaseModel):
@@ -49,7 +54,11 @@ class GenerationFields(Strict):
     presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100, allow_inf_nan=False)
-    logit_bias: dict[str, Bias] = Field(default_factory=dict, max_length=MAX_ID_LIST)
+    logit_bias: dict[str, Bias | Literal[False]] | BiasList = Field(
+        default_factory=dict, max_length=MAX_ID_LIST
+    )
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=2**16)] | None = None
+    bad_words: list[BadWord] = Field(default_factory=list, max_length=MAX_BAD_WORDS)
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = Field(
@@ -157,9 +166,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 } | dict.fromkeys(
     (
         "add_special_tokens",
-        "allowed_token_ids",
         "audio",
-        "bad_words",
         "chat_template",
         "chat_template_kwargs",
         "choice",
@@ -187,6 +194,26 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 REFUSED_PREFIXES = ("guided_",)
 # Accepted, typed and reported: nothing in the answer depends on them.
 WITHOUT_EFFECT = frozenset({"user", "metadata"})
+
+# What the bodies of other APIs may hold with the meaning that it has in a chat request.
+SHARED = (
+    "cache_salt",
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "priority",
+    "repetition_penalty",
+    "seed",
+    "skip_special_tokens",
+    "stop_token_ids",
+    "timings",
+    "top_k",
+    "truncate_prompt_tokens",
+    "truncation_side",
+)
 
 FieldsT = TypeVar("FieldsT", bound=Strict)
 RequestT = TypeVar("RequestT", bound=GenerationFields)

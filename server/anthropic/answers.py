@@ -69,22 +69,23 @@ class MessagesFormat:
         return []
 
     def closing(self, usage: Json, timings: Json | None) -> list[str]:
-        del timings
         ending = {"type": "message_delta", "delta": self._ending, "usage": used(usage)}
+        if timings is not None:
+            ending["timings"] = timings
         return [
             named_event("message_delta", ending),
             named_event("message_stop", {"type": "message_stop"}),
         ]
 
     def body(self, choices: list[CollectedChoice], usage: Json, timings: Json | None) -> Json:
-        del timings
         (choice,) = choices
         reader = Reader(self._reading)
         pieces = [*reader.feed(choice.text), *reader.finish()]
         assert choice.finish_reason is not None
         reason = reader.finish_reason(choice.finish_reason.value)
         stop_reason = self._stop_reason(reader, reason, choice.stop)
-        return self._message(_blocks(pieces), stop_reason, choice.stop, usage)
+        message = self._message(_blocks(pieces), stop_reason, choice.stop, usage)
+        return message if timings is None else {**message, "timings": timings}
 
     def _message(
         self, content: list[Json], stop_reason: str | None, stop: str | None, usage: Json

@@ -11,7 +11,6 @@ from typing import Any
 from server.answers import Json
 from server.anthropic.schemas import (
     REFUSED,
-    SHARED,
     CountRequest,
     CustomTool,
     MessagesRequest,
@@ -21,6 +20,7 @@ from server.anthropic.schemas import (
 )
 from server.errors import InvalidRequest
 from server.schemas import (
+    SHARED,
     WITHOUT_EFFECT,
     ChatRequest,
     Parsed,
@@ -44,7 +44,6 @@ def parse_messages(raw: Json) -> Parsed[ChatRequest]:
         "stream": fields.stream,
         "temperature": fields.temperature,
         "top_p": fields.top_p,
-        "top_k": fields.top_k,
     }
     if fields.stop_sequences:
         chat["stop"] = fields.stop_sequences

@@ -70,27 +70,9 @@ class MessagesRequest(CountRequest):
     stream: bool = False
     temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(1.0, ge=0, le=1, allow_inf_nan=False)
-    top_k: int = Field(0, ge=-1, lt=INT64)
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
-# Fields of our own that mean the same here as in a chat request.
-SHARED = (
-    "cache_salt",
-    "frequency_penalty",
-    "ignore_eos",
-    "logit_bias",
-    "min_p",
-    "min_tokens",
-    "presence_penalty",
-    "priority",
-    "repetition_penalty",
-    "seed",
-    "skip_special_tokens",
-    "stop_token_ids",
-    "truncate_prompt_tokens",
-    "truncation_side",
-)
 # Fields that we know and do not serve; dropping one could change what the client relies on.
 REFUSED = ("container", "context_management", "fallbacks", "mcp_servers", "output_format")
