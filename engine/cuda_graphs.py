@@ -24,9 +24,6 @@ from engine.batch import Batch
 
 log = logging.getLogger("paceline.engine")
 
-# Split items of a captured step, and so the size of its partial results; more run eagerly.
-MAX_GRAPH_ITEMS = 2048
-
 
 def bucket_sizes(max_rows: int) -> tuple[int, ...]:
     """1, 2, 4, then every multiple of 8, up to the first that holds max_rows (at most 256)."""
@@ -85,6 +82,7 @@ class DecodeGraphs:
         *,
         max_rows: int,
         max_model_len: int,
+        num_blocks: int,
         block_size: int,
         device: torch.device,
         recorder: Recorder,
@@ -94,10 +92,12 @@ class DecodeGraphs:
         self._pending = list(self._sizes)  # to be captured, the largest at the end
         self._captured: dict[int, tuple[Callable[[], None], Tensor, StaticInputs]] = {}
         self._device = device
-        self._max_items = min(
-            MAX_GRAPH_ITEMS, attention.max_split_items(self._sizes[-1], max_model_len)
-        )
         rows = self._sizes[-1]
+        # Sequences that share most of the pool can need more; such a step runs eagerly.
+        self._max_items = min(
+            attention.max_split_items(rows, max_model_len),
+            attention.max_split_items(1, num_blocks * block_size) + rows,
+        )
         self._tokens = torch.zeros((3, rows), dtype=torch.int64, device=device)
         tables = rows * -(-max_model_len // block_size)
         columns_size = Space(rows, self._max_items, 0).bounds[3] + tables

@@ -70,6 +70,7 @@ class CudaRunner:
                 self._attention,
                 max_rows=max_rows,
                 max_model_len=max_model_len,
+                num_blocks=num_blocks,
                 block_size=block_size,
                 device=device,
                 recorder=recorder,

@@ -169,7 +169,7 @@ class TritonAttention:
         )
 
     def max_split_items(self, num_rows: int, max_model_len: int) -> int:
-        """Of decode rows that are as long as they may be."""
+        """Of decode rows that are as long as they may be: no more for shorter ones."""
         return num_rows * -(-max_model_len // self._chunk)
 
     def host_columns(self, batch: Batch, window: int | None) -> HostColumns:

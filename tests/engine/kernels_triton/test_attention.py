@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.engine.test_attention import QKV, Shape, dense, random_sequence
 
 CPU = torch.device("cpu")
 CHUNK = 128
+FULL = os.environ.get("KERNEL_TESTS") == "all"  # `make test-kernels`
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,26 @@ def test_mixed_rows_equal_dense_attention() -> None:
 def test_sliding_window_equals_dense_attention(window: int) -> None:
     shape = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
     assert_equal_to_dense(shape, [(0, 1), (299, 300), (190, 194), (90, 180)], window=window)
+
+
+@pytest.mark.parametrize("seed", range(60 if FULL else 3))
+def test_random_steps_equal_dense_attention(seed: int) -> None:
+    """Any rows, heads, window and block size."""
+    random = np.random.default_rng(seed)
+    kv_heads, group = int(random.integers(1, 4)), int(random.integers(1, 9))
+    head_dim = int(random.choice([16, 24, 64, 80, 96, 128, 256] if FULL else [16, 24, 64]))
+    rows = []
+    for _ in range(int(random.integers(1, 6))):
+        end = int(random.choice([1, 16, 17, 128, 129, random.integers(1, 300)]))
+        length = int(random.choice([1, 2, end, random.integers(1, end + 1)]))
+        rows.append((max(0, end - length), end))
+    assert_equal_to_dense(
+        Shape(num_heads=kv_heads * group, num_kv_heads=kv_heads, head_dim=head_dim),
+        rows,
+        window=random.choice([None, None, 5, 64, 130]),
+        block_size=int(random.choice([8, 16, 32])),
+        deterministic=bool(random.integers(2)),
+    )
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from engine.sampler import Sampler
 from scheduler.types import Admission, SamplingParams
 
 CPU = torch.device("cpu")
+FULL = os.environ.get("KERNEL_TESTS") == "all"  # `make test-kernels`
 
 
 def sampler_with(params: list[SamplingParams], vocab: int, prompts: list[list[int]]) -> Sampler:
@@ -62,6 +65,25 @@ def test_draws_equal_the_sorting_twin(step: float) -> None:
         for i, filters in enumerate(FILTERS)
     ]
     actual, expected = both_draws(random_logits(len(params), 1100, step=step), params)
+    assert actual == expected
+
+
+@pytest.mark.skipif(not FULL, reason="`make test-kernels` runs it: seconds a case")
+@pytest.mark.parametrize("seed", range(40))
+def test_random_draws_equal_the_sorting_twin(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    params = [
+        SamplingParams(
+            temperature=float(random.choice([0.05, 0.5, 1.0, 3.0])),
+            top_k=int(random.choice([0, 1, 3, 50, 1000, 5000])),
+            top_p=float(random.choice([1.0, 0.999, 0.9, 0.5, 0.01])),
+            min_p=float(random.choice([0.0, 0.0, 0.05, 0.5])),
+            seed=int(random.integers(-(2**62), 2**62)),
+        )
+        for _ in range(6)
+    ]
+    vocab, step = int(random.integers(2, 9000)), float(random.choice([0.0, 0.25, 3.0]))
+    actual, expected = both_draws(random_logits(6, vocab, seed=seed, step=step), params)
     assert actual == expected
 
 

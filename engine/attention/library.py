@@ -1,0 +1,111 @@
+"""Paged attention by libraries that are there on some machines: FlashAttention-3, torch's varlen.
+
+Both read this house's KV pool as it is, [blocks, block_size, kv_heads, head_dim], and align causal
+masks to the end of each sequence. Must not choose between them (engine.attention does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention import Attend
+from engine.batch import Batch, to_device
+from engine.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What both libraries want to know of a step."""
+
+    query_offsets: Tensor  # [rows + 1] int32
+    key_lengths: Tensor  # [rows] int32
+    block_table: Tensor  # [rows, blocks] int32
+    max_query: int
+    max_keys: int
+
+
+class Library(Protocol):
+    """One library's call."""
+
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: Rows, *, window: int | None
+    ) -> Tensor:
+        """q [tokens, heads, head_dim]; keys and values of a layer -> like q."""
+        ...
+
+
+class LibraryAttention:
+    """Implements engine.attention.Attention by a Library."""
+
+    def __init__(
+        self, cache: KVCache, *, windows: tuple[int | None, ...], library: Library
+    ) -> None:
+        self._cache, self._windows, self._library = cache, windows, library
+
+    def plan(self, batch: Batch) -> Attend:
+        """Prepare a step; see engine.attention.Attention."""
+        tables = np.where(batch.block_tables < 0, self._cache.spare_block, batch.block_tables)
+        device = self._cache.layers.device
+        rows = Rows(
+            query_offsets=to_device(batch.offsets.astype(np.int32), device),
+            key_lengths=to_device(batch.ends.astype(np.int32), device),
+            block_table=to_device(tables.astype(np.int32), device),
+            max_query=int(batch.lengths.max()),
+            max_keys=int(batch.ends.max()),
+        )
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._cache.write(layer, batch.kv_slots, k, v)
+            keys, values = self._cache.layers[layer]
+            window = self._windows[layer]
+            return self._library(q.contiguous(), keys, values, rows, window=window)
+
+        return attend
+
+
+def flash3(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, *, window: int | None) -> Tensor:
+    """FlashAttention-3 (arXiv 2407.08608), by the package flash_attn_interface."""
+    from flash_attn_interface import flash_attn_with_kvcache
+
+    return flash_attn_with_kvcache(
+        q,
+        keys,
+        values,
+        cache_seqlens=rows.key_lengths,
+        page_table=rows.block_table,
+        cu_seqlens_q=rows.query_offsets,
+        max_seqlen_q=rows.max_query,
+        causal=True,
+        window_size=(-1, -1) if window is None else (window - 1, 0),
+    )
+
+
+def varlen(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, *, window: int | None) -> Tensor:
+    """torch.nn.attention.varlen with a block table (torch 2.12): blocks of a multiple of 256.
+
+    One split always: with several its FlashAttention-2 writes wrong rows (pytorch#194167).
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    left = -1 if window is None else window - 1
+    out = varlen_attn(
+        q,
+        keys,
+        values,
+        rows.query_offsets,
+        None,
+        rows.max_query,
+        rows.max_keys,
+        window_size=(left, 0),
+        enable_gqa=True,
+        seqused_k=rows.key_lengths,
+        block_table=rows.block_table,
+        num_splits=1,
+    )
+    assert isinstance(out, torch.Tensor)
+    return out

@@ -1,0 +1,54 @@
+"""The KV budget of a GPU, by a trial step in a scripted memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.cuda_memory import plan_memory
+
+BLOCK = 1000
+
+
+class ScriptedMemory:
+    """A device of 100,000 bytes; the trial takes its pool and `step` bytes more, and frees them."""
+
+    def __init__(self, *, weights: int, others: int, step: int) -> None:
+        self.weights, self.others, self.step = weights, others, step
+        self.peak = 99_999  # of before; not to be read
+        self.trials: list[int] = []
+
+    def total(self) -> int:
+        return 100_000
+
+    def used_by_others(self) -> int:
+        return self.others
+
+    def reserved(self) -> int:
+        return self.weights
+
+    def peak_reserved(self) -> int:
+        return self.peak
+
+    def reset_peak(self) -> None:
+        self.peak = self.weights
+
+    def trial(self, num_blocks: int) -> None:
+        self.trials.append(num_blocks)
+        self.peak = self.weights + (num_blocks + 1) * BLOCK + self.step
+
+
+def test_what_weights_step_and_others_leave_is_blocks_to_the_last_one() -> None:
+    memory = ScriptedMemory(weights=40_000, others=5_500, step=12_000)
+    plan = plan_memory(memory.trial, memory, trial_blocks=8, block_bytes=BLOCK)
+    assert memory.trials == [8]
+    assert plan.step == 12_000
+    used = 40_000 + 5_500 + 12_000 + (plan.num_blocks + 1) * BLOCK
+    assert 100_000 - BLOCK < used <= 100_000
+    assert "41 blocks" in plan.describe()
+    assert "+ 500 bytes" in plan.describe()
+
+
+def test_a_pool_without_a_block_is_refused_with_the_numbers() -> None:
+    memory = ScriptedMemory(weights=90_000, others=0, step=9_000)
+    with pytest.raises(ValueError, match="weights 90000, the largest step 9000"):
+        plan_memory(memory.trial, memory, trial_blocks=1, block_bytes=BLOCK)
