@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.decoder import Decoder
 from engine.default_model import find_default_model
 from engine.loading import LoadedModel, load_model
+from tests.support.default_model import transformers_model
 from tests.support.models import (
     FAMILIES,
     VOCAB_SIZE,
@@ -197,24 +198,7 @@ def test_default_models_tokens_are_the_same_bits_in_any_batch(default_model: Loa
 @pytest.mark.model
 def test_default_model_equals_transformers(default_model: LoadedModel) -> None:
     """The same dequantised weights in transformers' Llama, on a real prompt."""
-    import transformers
-
-    model, ours = default_model, default_model.config
-    reference = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=ours.vocab_size,
-            hidden_size=ours.hidden_size,
-            intermediate_size=ours.intermediate_size,
-            num_hidden_layers=ours.num_layers,
-            num_attention_heads=ours.num_heads,
-            num_key_value_heads=ours.num_kv_heads,
-            max_position_embeddings=ours.max_position_embeddings,
-            rms_norm_eps=ours.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": ours.rope.theta},
-            tie_word_embeddings=True,
-        )
-    ).eval()
-    reference.load_state_dict(dequantised_state(), strict=False)
+    model, reference = default_model, transformers_model()
     # "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     prompt = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
     for _ in range(5):
@@ -224,37 +208,6 @@ def test_default_model_equals_transformers(default_model: LoadedModel) -> None:
     logits, expected = dense_logits(model, prompt), reference_logits(reference, prompt)
     assert (logits - expected).abs().max() < 1e-3
     assert logits.argmax(dim=-1).equal(expected.argmax(dim=-1))
-
-
-def dequantised_state() -> dict[str, Tensor]:
-    """The default model's tensors read by the gguf package alone, rows of q and k put back."""
-    reader = gguf.GGUFReader(find_default_model())
-    layer_names = {
-        "attn_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    heads = {"attn_q": 9, "attn_k": 3}
-    state = {}
-    for tensor in reader.tensors:
-        values = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
-        parts = tensor.name.split(".")
-        if parts[0] != "blk":
-            name = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}[parts[0]]
-            state[f"{name}.weight"] = values
-            continue
-        if parts[2] in heads:
-            pairs = values.reshape(heads[parts[2]], -1, 2, values.shape[1])
-            values = pairs.transpose(1, 2).reshape(values.shape)
-        state[f"model.layers.{parts[1]}.{layer_names[parts[2]]}.weight"] = values
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    return state
 
 
 def test_dense_reference_is_causal_and_windowed(tmp_path: Path) -> None:
