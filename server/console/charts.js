@@ -12,7 +12,7 @@ function makeFigure(id, options) {
     tools: "",
     toolbar_location: null,
     outline_line_color: null,
-    min_border_left: 46,
+    min_border_left: 56,
     min_border_right: 6,
     min_border_top: 4,
     ...options,
