@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
 import engine.attention.triton
 import engine.batch
@@ -65,6 +67,28 @@ class Operations(TorchDispatchMode):
         return result
 
 
+class LiveBytes(TorchDispatchMode):
+    """The most that tensors made inside it hold at once, in the allocator's units of 512 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        inputs = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, Tensor) and tensor.device == META:
+                storage = tensor.untyped_storage()
+                if storage._cdata not in inputs:
+                    self._live[StorageWeakRef(storage)] = -(-storage.nbytes() // 512) * 512
+        self._live = {ref: size for ref, size in self._live.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(self._live.values()))
+        return result
+
+
 @contextlib.contextmanager
 def counted() -> Iterator[Counter[str]]:
     """Inside, engines on the meta device can take steps; what they launch is counted by name."""
@@ -84,7 +108,8 @@ def counted() -> Iterator[Counter[str]]:
         attention = engine.attention.triton
         stack.callback(setattr, attention, "num_multiprocessors", attention.num_multiprocessors)
         attention.num_multiprocessors = lambda _device: H200_MULTIPROCESSORS
-        stack.callback(setattr, InterpretedFunction, "run", InterpretedFunction.run)
-        InterpretedFunction.run = launch
+        for kind in (InterpretedFunction, JITFunction):
+            stack.callback(setattr, kind, "run", kind.run)
+            kind.run = launch
         stack.enter_context(Operations(counts))
         yield counts

@@ -9,6 +9,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from scheduler.types import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.torch_engine import TorchEngine
 
 BYTES_PER_SECOND = 4.3e12  # what copies reach on an H200
 FLOPS_PER_SECOND = 790e12  # what dense bf16 products reach
@@ -16,6 +24,7 @@ FLOPS_PER_SECOND = 790e12  # what dense bf16 products reach
 PRODUCT_SHARE, ATTENTION_SHARE, PREFILL_PRODUCT_SHARE, PREFILL_ATTENTION_SHARE = 0.9, 0.8, 0.8, 0.5
 SMALL_LAUNCH_SECONDS = 2e-6  # a launch in a graph that moves next to nothing
 ELEMENT = 2  # bytes of bf16
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True)
@@ -97,41 +106,73 @@ def costs(config: object, shape: Shape) -> Costs:
     )
 
 
-def launches(name: str) -> dict[str, Counter[str]]:
-    """Of a greedy decode step and of a prefill step."""
-    import torch
-
+def engine_on_meta(name: str, *, max_rows: int, max_tokens: int) -> TorchEngine:
+    """As make_cuda_engine makes it, without a device and without graphs."""
     from engine.cuda_engine import TritonSampling
     from engine.cuda_runner import CudaRunner
     from engine.torch_engine import TorchEngine
-    from scheduler.types import SamplingParams
-    from tests.gpu.counting import META, counted
-    from tests.gpu.shapes import MODELS, plan, random_model
+    from tests.gpu.counting import META
+    from tests.gpu.shapes import MODELS, random_model
 
-    sizes = {"num_blocks": 64, "block_size": 16}
+    sizes = {"num_blocks": max_rows * (max_tokens // 16 + 2), "block_size": 16}
+    model = random_model(
+        MODELS[name], dtype=torch.bfloat16, device=META, max_positions=max_tokens + 16
+    )
+    runner = CudaRunner(
+        model.decoder,
+        **sizes,
+        dtype=torch.bfloat16,
+        device=META,
+        max_rows=max_rows,
+        max_model_len=max_tokens + 16,
+    )
+    return TorchEngine(
+        model,
+        device=META,
+        dtype=torch.bfloat16,
+        **sizes,
+        num_slots=max_rows,
+        max_model_len=max_tokens + 16,
+        runner=runner,
+        sampler_kernels=TritonSampling(),
+    )
+
+
+def launches(name: str) -> dict[str, Counter[str]]:
+    """Of a greedy decode step and of a prefill step."""
+    from tests.gpu.counting import counted
+    from tests.gpu.shapes import plan
+
     found = {}
     with counted() as counts:
-        model = random_model(MODELS[name], dtype=torch.bfloat16, device=META, max_positions=512)
-        runner = CudaRunner(
-            model.decoder, **sizes, dtype=torch.bfloat16, device=META, max_rows=4, max_model_len=512
-        )
-        engine = TorchEngine(
-            model,
-            device=META,
-            dtype=torch.bfloat16,
-            **sizes,
-            num_slots=4,
-            max_model_len=512,
-            runner=runner,
-            sampler_kernels=TritonSampling(),
-        )
-        greedy = SamplingParams(temperature=0.0)
-        engine.submit(plan([0, 0], [9, 9], block_size=16, sampling=greedy))
+        engine = engine_on_meta(name, max_rows=4, max_tokens=496)
+        engine.submit(plan([0, 0], [9, 9], block_size=16, sampling=GREEDY))
         for kind, starts, lengths in (("decode", [9, 9], [1, 1]), ("prefill", [0], [200])):
             counts.clear()
             engine.submit(plan(starts, lengths, block_size=16))
             found[kind] = Counter(counts)
     return found
+
+
+def peak_bytes(name: str, *, starts: list[int], lengths: list[int]) -> int:
+    """The most that a step holds beside weights and KV, as its own code allocates it."""
+    from tests.gpu.counting import LiveBytes, counted
+    from tests.gpu.shapes import plan
+
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    with counted():
+        engine = engine_on_meta(name, max_rows=len(starts), max_tokens=max(ends))
+        engine.submit(plan(starts, lengths, block_size=16, sampling=GREEDY))
+        with LiveBytes() as live:
+            engine.submit(plan(starts, lengths, block_size=16))
+    return live.peak
+
+
+# Steps whose memory is predicted here and measured by the check.
+MEMORY_STEPS = {
+    "prefill of 2,048": ([0], [2048]),
+    "decode of 256 at 1k": ([1023] * 256, [1] * 256),
+}
 
 
 def table(name: str) -> list[str]:
@@ -164,7 +205,18 @@ def table(name: str) -> list[str]:
         )
     decode = counts["decode"]
     named = ", ".join(f"{count} {kind}" for kind, count in sorted(decode.items()))
-    return [*lines, "", f"A greedy decode step by operation: {named}.", ""]
+    memory = ", ".join(
+        f"{step}: {peak_bytes(name, starts=starts, lengths=lengths) / 1e6:,.1f} MB"
+        for step, (starts, lengths) in MEMORY_STEPS.items()
+    )
+    return [
+        *lines,
+        "",
+        f"A greedy decode step by operation: {named}.",
+        "",
+        f"Predicted peak of a step beside weights and KV: {memory}.",
+        "",
+    ]
 
 
 HEAD = f"""# Roofline of the GPU path

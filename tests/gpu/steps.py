@@ -33,7 +33,7 @@ from scheduler.types import (
     Submit,
     Tokens,
 )
-from tests.gpu.roofline import Shape, costs
+from tests.gpu.roofline import MEMORY_STEPS, Shape, costs, peak_bytes
 from tests.gpu.shapes import MODELS, plan, random_model
 from tests.gpu.timing import Result, guarded
 
@@ -192,6 +192,27 @@ def prefill_step(name: str, engine: TorchEngine, sizes: Sizes) -> Iterator[Resul
     }
 
 
+def step_memory(name: str, engine: TorchEngine, device: torch.device) -> Iterator[Result]:
+    """The peak of a step beside what stays: predicted on the meta device, and measured."""
+    for what, (starts, lengths) in MEMORY_STEPS.items():
+        result: Result = {
+            "name": f"{name} memory, {what}",
+            "predicted_megabytes": peak_bytes(name, starts=starts, lengths=lengths) / 1e6,
+        }
+        if device.type == "cuda":
+            step = wrapped(
+                plan(starts, lengths, block_size=BLOCK_SIZE, sampling=GREEDY),
+                engine.capacity.num_blocks,
+            )
+            engine.submit(step).result()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            engine.submit(replace(step, admissions=())).result()
+            peak = torch.cuda.max_memory_allocated() - before
+            result["measured_megabytes"] = peak / 1e6
+        yield result
+
+
 class Once:
     """An inbox with everything in it from the start."""
 
@@ -302,6 +323,7 @@ def measure_model(name: str, sizes: Sizes, device: torch.device) -> Iterator[Res
     few = replace(sizes, repeats=min(sizes.repeats, 5))
     eager = decode_steps(name, engine, few, mode="eager", depth=1)
     yield from guarded(f"{name} eager", eager)
+    yield from guarded(f"{name} memory", step_memory(name, engine, device))
     runner.graphs = graphs
     yield {**capture_all(engine, sizes), "model": name}
     for depth in (1, 0):

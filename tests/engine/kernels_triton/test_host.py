@@ -15,7 +15,7 @@ from engine.cuda_graphs import bucket_sizes
 from engine.cuda_runner import CudaRunner
 from engine.torch_engine import TorchEngine
 from scheduler.types import SamplingParams
-from tests.gpu.counting import META, counted
+from tests.gpu.counting import META, LiveBytes, counted
 from tests.gpu.shapes import MODELS, plan, random_model
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -89,6 +89,17 @@ def test_captures_and_replays_do_not_wait_either_and_leave_few_launches() -> Non
         engine.submit(plan([6, 10], [1, 1], block_size=16))
         assert counts["attention_kernel"] == 0
         assert launches(counts) <= 16
+
+
+def test_live_bytes_are_what_is_held_at_once() -> None:
+    with LiveBytes() as live:
+        kept = torch.zeros(1000, device=META)  # 4,000 bytes in units of 512
+        for _ in range(5):
+            del_at_once = torch.zeros(2048, dtype=torch.int8, device=META)
+            del del_at_once
+        view = kept.view(10, 100)
+        view.add_(1)
+    assert live.peak == 4096 + 2048
 
 
 def test_a_wait_would_be_seen() -> None:
