@@ -1,7 +1,7 @@
 """Sampler: logits to token ids, each row by its own parameters.
 
 Owns the table of sampling parameters by slot. Steps, in this order: repetition penalty, presence
-and frequency penalties, logit_bias, the ban of stop ids before min_tokens, the grammar; then
+and frequency penalties, logit_bias, token rules, stop ids before min_tokens, the grammar; then
 log-probabilities, and greedy choice or a draw (engine.draw). Rows that need none of it cost one
 argmax. Must not know models or KV.
 """
@@ -22,6 +22,7 @@ from engine.grammar import GrammarCompiler
 from engine.grammar_rows import GrammarRows, GrammarStep, unwanted_by_row
 from engine.logprobs import MAX_LOGITS, Logprobs
 from engine.random import signed64, uniform
+from engine.token_rules import TokenRules
 from scheduler.types import Admission, SamplingParams
 
 # Below it a draw is greedy: a logit that is 0.02 behind would come up once in 10^9 draws.
@@ -115,6 +116,7 @@ class Sampler:
         self._bias: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
         self._stop_ids: dict[int, Ints] = {}
         self._grammars = GrammarRows(grammars, device)
+        self._token_rules = TokenRules(vocab_limit=vocab_limit, device=device)
 
     def fault(self, admission: Admission) -> str:
         """Why this admission can not be served, or "": the server refuses such requests before.
@@ -139,6 +141,8 @@ class Sampler:
             ("token_ids", admission.token_ids),
             ("stop_token_ids", admission.stop_token_ids),
             ("logit_bias", tuple(token for token, _ in sampling.logit_bias)),
+            ("allowed_token_ids", sampling.allowed_token_ids),
+            ("bad_words", tuple(token for word in sampling.bad_words for token in word)),
         ):
             if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
                 return f"{name}: an id is outside the vocabulary of {self._vocab_size}"
@@ -170,6 +174,7 @@ class Sampler:
             np.fromiter(bias.keys(), dtype=np.int64),
             np.fromiter(bias.values(), dtype=np.float32),
         )
+        self._token_rules.admit(admission)
         stop_ids = [token for token in dict.fromkeys(admission.stop_token_ids) if token < limit]
         self._stop_ids[slot] = np.array(stop_ids, dtype=np.int64)
 
@@ -182,6 +187,7 @@ class Sampler:
         logits = logits[:, : self._vocab_limit]
         self._penalise(logits, slots, lengths, token_table)
         self._add_bias(logits, slots)
+        self._token_rules.apply(logits, slots, lengths, columns["num_prompt_tokens"], token_table)
         early = lengths - columns["num_prompt_tokens"] < columns["min_tokens"]
         unwanted = unwanted_by_row(early, slots, self._stop_ids)
         states, faults = self._grammars.mask(logits, slots, unwanted)

@@ -20,6 +20,13 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class Pooling(StrEnum):
+    """What of a prompt's hidden states, after the last norm, is reported as one vector."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one sequence chooses its next token; validated before it is built.
@@ -28,6 +35,9 @@ class SamplingParams:
     `seed` with the index of the generated token keys a counter-based generator, so a draw never
     depends on batch mates. `num_logprobs`: None reports nothing, 0 the sampled token only, k the
     k best besides. `prompt_logprobs` asks the same for every prompt position after the first.
+    `pooling` asks for a vector of the prompt.
+    `allowed_token_ids`: nothing else may come; () allows all. None of `bad_words`, each the ids of
+    a word, may come to stand in the answer.
     """
 
     temperature: float = 1.0
@@ -38,21 +48,24 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     seed: int = 0
     min_tokens: int = 0
     num_logprobs: int | None = None
     prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate; a body with n > 1 becomes n of them in one Submit.
 
-    `id` is ours and unique. `prompt` is never empty. `max_tokens` 0 asks for prompt_logprobs only.
-    `stop_token_ids` already holds the model's EOS ids unless they are to be ignored. A lower
-    `priority` is more urgent. `cache_namespace` separates prefix caches (tenant, adapter, salt).
-    Requests of one Submit share a prompt, and so its KV. `grammar` is what the answer must obey, in
-    a form that only the engine reads; b"" is free.
+    `id` is ours and unique. `prompt` is never empty. `max_tokens` 0 asks only for what the prompt
+    yields. `stop_token_ids` already holds the model's EOS ids unless they are to be ignored. A
+    lower `priority` is more urgent. `cache_namespace` separates prefix caches (tenant, adapter,
+    salt). Requests of one Submit share a prompt, and so its KV. `grammar` is what the answer must
+    obey, in a form that only the engine reads; b"" is free.
     """
 
     id: str
@@ -170,7 +183,8 @@ class StepResult:
     prompt_logprobs[i] has one entry for each position p of the row with p + 1 inside the prompt:
     the log-probability of the prompt token at p + 1. `row_errors` are (row, message): that
     sequence fails alone. After the tokens of `ended_rows` their grammars allow nothing more: these
-    sequences stop, whatever else they ask for. `device_seconds` is the step without planning,
+    sequences stop, whatever else they ask for. `pooled[i]` is the pooled prompt of a row that ends
+    it, little-endian float32, else b"". `device_seconds` is the step without planning,
     `sample_seconds` its part after the last layer.
     """
 
@@ -180,6 +194,7 @@ class StepResult:
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] | None = None
     row_errors: tuple[tuple[int, str], ...] = ()
     ended_rows: tuple[int, ...] = ()
+    pooled: tuple[bytes, ...] | None = None
     device_seconds: float = 0.0
     sample_seconds: float = 0.0
 
@@ -209,6 +224,7 @@ class Tokens:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     first: FirstToken | None = None
+    pooled: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from server.requests import (
     stop_tokens,
 )
 from server.schemas import GenerationFields
+from server.text import TextError
 from server.tokenizer import Tokenizer
 
 
@@ -82,6 +83,11 @@ def make_group(
             f"This server holds at most {model.max_group} sequences, so n cannot be {fields.n}.",
             param="n",
         )
+    if fields.allowed_token_ids is not None and grammar is not None:
+        raise InvalidRequest(
+            "allowed_token_ids and a constraint on the answer's form cannot be used together.",
+            param="allowed_token_ids",
+        )
     stops = stop_tokens(
         fields, model.eos_token_ids, limits.vocab_size, has_grammar=grammar is not None
     )
@@ -95,6 +101,7 @@ def make_group(
             limits.vocab_size,
             num_logprobs=logprobs.generated,
             prompt_logprobs=logprobs.prompt,
+            encode=lambda text, param: _encode(model.tokenizer, text, param),
         ),
         stop_token_ids=stops,
         grammar=b"" if grammar is None else grammar.spec(),
@@ -114,3 +121,10 @@ def make_group(
         for _ in requests
     )
     return PromptGroup(requests, choices, first_index, grammar=grammar, reading=reading)
+
+
+def _encode(tokenizer: Tokenizer, text: str, param: str) -> list[int]:
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except TextError as error:
+        raise InvalidRequest(str(error), param=param) from None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scheduler.types import Request, SamplingParams
 from server.errors import InvalidRequest
@@ -18,6 +19,11 @@ from server.schemas import GenerationFields
 # Below this, dividing logits only turns them into one-hot with risk of overflow: it is greedy.
 SMALLEST_TEMPERATURE = 1e-5
 _SEED_BITS = (1 << 63) - 1
+# A bias that no logit outweighs; it stays finite for the engine's checks.
+NEVER = -1e6
+
+# The tokens of a text in the field of that name. Raises InvalidRequest.
+Encode = Callable[[str, str], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +129,11 @@ def sampling_params(
     *,
     num_logprobs: int | None,
     prompt_logprobs: int | None,
+    encode: Encode,
 ) -> SamplingParams:
-    """Raises InvalidRequest for a biased token outside the vocabulary."""
+    """Raises InvalidRequest for a token outside the vocabulary."""
+    allowed = fields.allowed_token_ids or []
+    check_tokens(allowed, vocab_size, "allowed_token_ids")
     greedy = fields.temperature < SMALLEST_TEMPERATURE or fields.top_p == 0
     return SamplingParams(
         temperature=0.0 if greedy else fields.temperature,
@@ -134,7 +143,9 @@ def sampling_params(
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
         repetition_penalty=fields.repetition_penalty,
-        logit_bias=_logit_bias(fields, vocab_size),
+        logit_bias=_logit_bias(fields, vocab_size, encode),
+        allowed_token_ids=tuple(sorted(set(allowed))),
+        bad_words=_bad_words(fields, encode),
         seed=secrets.randbits(63) if fields.seed is None else fields.seed & _SEED_BITS,
         min_tokens=fields.min_tokens,
         num_logprobs=num_logprobs,
@@ -142,15 +153,55 @@ def sampling_params(
     )
 
 
-def _logit_bias(fields: GenerationFields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+def _logit_bias(
+    fields: GenerationFields, vocab_size: int, encode: Encode
+) -> tuple[tuple[int, float], ...]:
+    """Ids, or texts, whose every token gets the bias; false is never. The last on an id wins."""
+    given = fields.logit_bias
+    entries = given.items() if isinstance(given, dict) else given
     bias: dict[int, float] = {}
-    for key, value in fields.logit_bias.items():
+    for key, value in entries:
+        if type(key) not in (int, str) or not _is_bias(value):
+            raise InvalidRequest(
+                "An entry of logit_bias is an id or a text, with a bias from -100 to 100 or false.",
+                param="logit_bias",
+            )
         # int() would also take ' 1', '1_0' and digits of other scripts.
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise InvalidRequest("The keys of logit_bias are token ids.", param="logit_bias")
-        check_tokens([int(key)], vocab_size, "logit_bias")
-        bias[int(key)] = value
+        if isinstance(key, str) and key.isascii() and key.isdigit() and isinstance(given, dict):
+            ids = [int(key[:11])]
+        elif isinstance(given, dict) and _is_numeric(key):
+            raise InvalidRequest(
+                "This key of logit_bias is neither a token id nor a text; a text that looks like "
+                "a number goes into the list form, [[text, bias]].",
+                param="logit_bias",
+            )
+        else:
+            ids = [key] if isinstance(key, int) else encode(key, "logit_bias")
+        check_tokens(ids, vocab_size, "logit_bias")
+        bias |= dict.fromkeys(ids, NEVER if value is False else value)
     return tuple(sorted(bias.items()))
+
+
+def _is_numeric(key: str) -> bool:
+    try:
+        float(key)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_bias(value: Any) -> bool:
+    return value is False or (type(value) in (int, float) and -100 <= value <= 100)
+
+
+def _bad_words(fields: GenerationFields, encode: Encode) -> tuple[tuple[int, ...], ...]:
+    """A word at the beginning of a text and inside it has different tokens."""
+    found = [
+        tuple(encode(spelling, "bad_words"))
+        for word in fields.bad_words
+        for spelling in (word, " " + word.lstrip())
+    ]
+    return tuple(dict.fromkeys(word for word in found if word))
 
 
 def stop_tokens(

@@ -29,7 +29,7 @@ BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 # As llama.cpp takes it: ids or texts, and false for "never".
-BiasList = list[tuple[TokenId | str, Bias | Literal[False]]]
+BiasList = list[Annotated[list[Any], Field(min_length=2, max_length=2)]]
 
 
 class Strict(BaseModel):

@@ -100,7 +100,7 @@ BAD_VALUES: dict[str, list[Any]] = {
         5,
     ],
     "logit_bias": [
-        {"x": 1},
+        {"x": True},
         {"-1": 1},
         {"1.5": 1},
         {" 1": 1},

@@ -1,7 +1,7 @@
 """make bench-grammar: time per token with and without a grammar, in one run, batch after batch.
 
 Sixteen streams at a time, alternately free and under a JSON Schema, all of the same length. The
-last line says the medians and their ratio. Time per token is from a stream's first token to its last.
+last line says the medians and their ratio. The time is from a stream's first token to its last.
 """
 
 from __future__ import annotations
