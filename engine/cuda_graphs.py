@@ -128,6 +128,11 @@ class DecodeGraphs:
         run()
         return hidden[:num_rows]
 
+    def capture_all(self) -> None:
+        """Every bucket at once, for a trial of how much memory they take."""
+        while self._pending:
+            self.capture_next()
+
     def capture_next(self) -> None:
         """Capture one more bucket, if any is left. Call between steps.
 

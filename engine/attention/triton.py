@@ -25,6 +25,7 @@ from engine.batch import Batch, Ints, to_device
 from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.launch import dot_precision, dot_type, num_multiprocessors
 from engine.kv_cache import KVCache
+from engine.model_config import ModelConfig
 
 CHUNK = 512
 BLOCK_N = 64
@@ -273,6 +274,13 @@ class TritonAttention:
             "BLOCK_N": BLOCK_N,
             "CHUNK": self._chunk,
         }
+
+
+def partial_bytes(config: ModelConfig, *, num_tokens: int, deterministic: bool) -> int:
+    """Of the partial results that so many tokens of KV can call for, rounded up."""
+    tile = FIXED_TILE if deterministic else SPLIT_TILE
+    of_item = 4 * config.num_kv_heads * max(tile, config.num_heads // config.num_kv_heads)
+    return -(-of_item * (config.head_dim + 2) * num_tokens // CHUNK)
 
 
 def launch_options(tile: int, head_dim: int) -> dict[str, int]:

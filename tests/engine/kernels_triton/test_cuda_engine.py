@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.attention.triton import partial_bytes
 from engine.batch import Batch
-from engine.cuda_engine import TritonSampling
+from engine.cuda_engine import Limits, TritonSampling, make_sized_cuda_engine
 from engine.cuda_graphs import bucket_sizes
 from engine.cuda_runner import CudaRunner, pieces
 from engine.gpu_linear import TritonLinear, convert_linears
+from engine.kv_cache import kv_bytes_per_token
 from engine.loading import LoadedModel
 from engine.torch_engine import TorchEngine
 from scheduler.loop import EngineFailed
@@ -161,6 +163,48 @@ def test_converted_products_are_the_model(llama: LoadedModel, tmp_path: Path) ->
     convert_linears(model.decoder, "invariant", dtype=torch.float32)
     torch.testing.assert_close(model.decoder.layers[0].qkv(x), expected)
     assert isinstance(model.decoder.head, TritonLinear)
+
+
+class ScriptedMemory:
+    """Room for the weights, `step` bytes and 9.5 blocks of `block_bytes`."""
+
+    def __init__(self, *, block_bytes: int, step: int, trial_blocks: int) -> None:
+        self.size = 1000 + step + block_bytes * 19 // 2
+        self.peak = 1000 + step + block_bytes * (trial_blocks + 1)
+
+    def total(self) -> int:
+        return self.size
+
+    def used_by_others(self) -> int:
+        return 0
+
+    def reserved(self) -> int:
+        return 1000
+
+    def peak_reserved(self) -> int:
+        return self.peak
+
+    def reset_peak(self) -> None:
+        pass
+
+
+def test_the_engine_takes_the_blocks_that_a_trial_step_leaves(llama: LoadedModel) -> None:
+    """The trial is a real one: the largest step with everything on. And the result serves."""
+    block_bytes = 8 * kv_bytes_per_token(llama.config, torch.float32)
+    block_bytes += 2 * partial_bytes(llama.config, num_tokens=8, deterministic=False)
+    limits = Limits(block_size=8, num_slots=2, max_model_len=32, max_step_tokens=6)
+    engine, memory = make_sized_cuda_engine(
+        llama,
+        limits,
+        device=CPU,
+        dtype=torch.float32,
+        memory=ScriptedMemory(block_bytes=block_bytes, step=777, trial_blocks=4),
+        graphs=False,
+    )
+    assert (memory.step, memory.num_blocks) == (777, 8)
+    assert engine.capacity.num_blocks == 8
+    work = [Request(id="0", prompt=(5, 6, 7), max_tokens=2, sampling=GREEDY)]
+    assert serve(engine, work).token_ids == serve(make_engine(llama), work).token_ids
 
 
 def test_a_capture_that_fails_leaves_eager_steps(llama: LoadedModel) -> None:
