@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope
 
-from server.errors import BodyTimeout, BodyTooLarge, InvalidRequest
+from server.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedEncoding
 
 DECODER = msgspec.json.Decoder()
 DRAIN_FACTOR = 2
@@ -25,12 +25,13 @@ class ClientGone(Exception):
 async def read_body(
     scope: Scope, receive: Receive, *, max_bytes: int, timeout_seconds: float
 ) -> bytes:
-    """The whole body. Raises BodyTooLarge, BodyTimeout, InvalidRequest or ClientGone.
+    """The whole body. Raises ClientGone and what of ApiError fits.
 
     A body beyond the limit is read on and thrown away, up to as much again, since many clients
     look for an answer only when they have sent all; one that is longer still is cut off. Counting
     finds out a length that was not declared, or was a lie.
     """
+    check_encoding(scope)
     most = DRAIN_FACTOR * max_bytes
     if declared_length(scope) > most:
         raise too_large(max_bytes, {"connection": "close"})
@@ -60,6 +61,13 @@ async def read_body(
     if size > max_bytes:
         raise too_large(max_bytes, {})
     return b"".join(chunks)
+
+
+def check_encoding(scope: Scope) -> None:
+    """Small compressed bodies can be huge, so there are none. Raises UnsupportedEncoding."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise UnsupportedEncoding("Send the body as it is: this server decompresses nothing.")
 
 
 def declared_length(scope: Scope) -> int:

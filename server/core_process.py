@@ -390,7 +390,9 @@ def _size_cache(
     elif memory is None:
         memory = min(free // 4, max(2 << 30, 4 * max_model_len * bytes_per_token))
     elif memory > free:
-        raise ModelFileError(f"--kv-memory {memory}: only {free} bytes are free")
+        raise ModelFileError(
+            f"--kv-memory {memory / 2**30:.2f}GiB: only {free / 2**30:.2f} GiB are free"
+        )
     try:
         num_blocks = blocks_for(
             memory, bytes_per_token=bytes_per_token, block_size=config.block_size

@@ -73,6 +73,12 @@ class BodyTooLarge(ApiError):
     default_code = "request_too_large"
 
 
+class UnsupportedEncoding(ApiError):
+    status = 415
+    type = "invalid_request_error"
+    default_code = "unsupported_encoding"
+
+
 class Overloaded(ApiError):
     status = 429
     type = "rate_limit_error"

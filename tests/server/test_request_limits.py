@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import time
 
@@ -148,6 +149,21 @@ async def test_large_body_is_refused_before_it_is_read() -> None:
         assert answer.status_code == 413
         assert answer.json()["error"]["code"] == "request_too_large"
         assert (await server.complete("greet")).status_code == 200
+
+
+@in_loop
+async def test_a_compressed_body_is_refused_by_name() -> None:
+    """Not as malformed JSON, which would send its author searching in the wrong place."""
+    body = gzip.compress(b'{"prompt": "greet", "max_tokens": 1}')
+    async with house(greeter()) as server:
+        headers = {"content-encoding": "gzip"}
+        answer = await server.client.post(COMPLETIONS, content=body, headers=headers)
+        assert answer.status_code == 415
+        assert answer.json()["error"]["code"] == "unsupported_encoding"
+        headers = {"content-encoding": "identity"}
+        plain = gzip.decompress(body)
+        answer = await server.client.post(COMPLETIONS, content=plain, headers=headers)
+        assert answer.status_code == 200
 
 
 @in_loop
