@@ -1,6 +1,6 @@
 """The server of the overhead measurement: everything real but the model.
 
-The core is a process with the simulated engine, slowed to a fixed pace; each token's text is the
+The core is a process with an engine of a fixed pace; each token's text is the
 instant at which its step ended, so that a client on the same machine can tell what came on top.
 """
 
@@ -15,7 +15,6 @@ from collections.abc import Callable
 import tokenizers
 from tokenizers import models
 
-from engine.simulated import SimulatedEngine
 from scheduler.policy import FirstComeFirstServed
 from scheduler.types import KVCapacity, StepPlan, StepResult
 from server.config import parse_settings
@@ -56,32 +55,34 @@ def tokenizer() -> Tokenizer:
 
 
 class PacedEngine:
-    """The simulated engine with steps of a fixed real length; keeps to a grid if it can."""
+    """Steps of a fixed real length, on a grid if it can be kept, and nothing computed in them.
+
+    Unlike engine/simulated.py it checks no KV: on 500 rows that alone would take most of a step.
+    """
 
     def __init__(self, step_seconds: float) -> None:
         self.capacity = CAPACITY
         self._step_seconds = step_seconds
         self._ends = 0.0
-        self._engine = SimulatedEngine(CAPACITY, lambda _plan: step_seconds, self._word)
-
-    def _word(self, _request_id: str, _tokens: tuple[int, ...]) -> int:
-        return int(self._ends * TICKS) % NUM_WORDS
 
     def submit(self, plan: StepPlan) -> PacedResult:
         now = time.monotonic()
         on_grid = self._ends + self._step_seconds
         self._ends = on_grid if on_grid > now else now + self._step_seconds
-        return PacedResult(self._engine.submit(plan).result, self._ends)
+        word = (int(self._ends * TICKS) % NUM_WORDS,)
+        rows = tuple([word if samples else () for samples in plan.samples])
+        result = StepResult(plan.step, rows, device_seconds=self._step_seconds)
+        return PacedResult(result, self._ends)
 
 
 class PacedResult:
-    def __init__(self, result: Callable[[], StepResult], ends: float) -> None:
-        self._result = result
+    def __init__(self, value: StepResult, ends: float) -> None:
+        self._value = value
         self._ends = ends
 
     def result(self) -> StepResult:
         time.sleep(max(0.0, self._ends - time.monotonic()))
-        return self._result()
+        return self._value
 
 
 def run_core(step_seconds: float, arguments: list[str]) -> int:
@@ -97,7 +98,7 @@ def run_core(step_seconds: float, arguments: list[str]) -> int:
             limits=start.limits,
             dtype="none",
             device="cpu",
-            kernels="simulated",
+            kernels="paced",
         )
         return Core(engine, start.limits, FirstComeFirstServed(), info, depth=1)
 
