@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.logprobs import Logprobs, as_token_logprobs
+from engine.pooling import PooledPrompts
 from engine.prompt_scores import ScoredPrompts
 from engine.sampler import Samples
 from scheduler.types import StepPlan, StepResult, TokenLogprobs
@@ -59,6 +60,7 @@ class StepTensors:
     sampled: tuple[int, ...]
     samples: Samples | None
     prompts: ScoredPrompts | None
+    pooled: PooledPrompts | None = None
 
 
 class PendingStep:
@@ -95,6 +97,9 @@ class PendingStep:
                 token_ids=_to_host(prompts.token_ids),
                 logprobs=_logprobs_to_host(prompts.logprobs),
             )
+        self._pooled = None
+        if tensors.pooled is not None:
+            self._pooled = replace(tensors.pooled, vectors=_to_host(tensors.pooled.vectors))
         timer.mark()
 
     def result(self) -> StepResult:
@@ -115,6 +120,7 @@ class PendingStep:
             prompt_logprobs=self._prompt_logprobs(num_rows, errors),
             row_errors=tuple(sorted(errors.items())),
             ended_rows=ended,
+            pooled=self._pooled_rows(num_rows, errors),
             device_seconds=self._timer.seconds(0, 2),
             sample_seconds=self._timer.seconds(1, 2),
         )
@@ -172,6 +178,16 @@ class PendingStep:
             if row not in errors:
                 of_row[row] = tuple(entries[begin : begin + count])
             begin += count
+        return tuple(of_row)
+
+    def _pooled_rows(self, num_rows: int, errors: dict[int, str]) -> tuple[bytes, ...] | None:
+        if self._pooled is None:
+            return None
+        of_row = [b""] * num_rows
+        vectors = self._pooled.vectors.numpy().astype("<f4")
+        for row, vector in zip(self._pooled.rows, vectors, strict=True):
+            if row not in errors:
+                of_row[row] = vector.tobytes()
         return tuple(of_row)
 
 

@@ -21,6 +21,7 @@ from engine.decoder import Decoder
 from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
 from engine.loading import LoadedModel
+from engine.pooling import Pooler
 from engine.prompt_scores import PromptScorer
 from engine.sampler import Sampler, SamplerKernels, Samples
 from engine.step_result import PendingStep, StepTensors, StepTimer
@@ -126,6 +127,7 @@ class TorchEngine:
         self._prompts = PromptScorer(
             num_slots=num_slots, vocab_size=vocab_size, vocab_limit=vocab_limit, device=device
         )
+        self._pooler = Pooler()
         self._faults: dict[int, str] = {}  # of the sequence in a slot; it fails alone
 
     @torch.inference_mode()
@@ -152,11 +154,13 @@ class TorchEngine:
         )
         sampled = np.flatnonzero(np.frombuffer(plan.samples, dtype=np.uint8))
         samples = self._sample(batch, slots, sampled, hidden) if len(sampled) else None
+        pooled = self._pooler.pool(batch, slots, sampled, hidden)
         tensors = StepTensors(
             hidden_peaks=hidden.abs().amax(1).to(torch.float32),
             sampled=tuple(sampled.tolist()),
             samples=samples,
             prompts=prompts,
+            pooled=pooled,
         )
         faults = {
             row: self._faults[slot] for row, slot in enumerate(plan.slots) if slot in self._faults
@@ -222,6 +226,7 @@ class TorchEngine:
         self._tables.admit(admission.slot, admission.token_ids)
         self._sampler.admit(admission)
         self._prompts.admit(admission)
+        self._pooler.admit(admission)
 
     def _sample(self, batch: Batch, slots: Ints, sampled: Ints, hidden: Tensor) -> Samples:
         """Sample rows `sampled` and write their tokens where the next step will look."""

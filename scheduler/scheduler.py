@@ -359,12 +359,13 @@ class Scheduler:
             prefilled_at = now - result.sample_seconds
             first = FirstToken(sequence.scheduled_at, prefilled_at, now, sequence.num_cached)
         sequence.num_pending -= 1
+        pooled = result.pooled[row] if result.pooled is not None else b""
         if request.max_tokens == 0:  # the token is nobody's
-            done = Tokens(request.id, (), prompt_logprobs=prompt_logprobs, first=first)
+            done = Tokens(request.id, (), (), prompt_logprobs, first, pooled)
             return [done, self._finish(sequence, FinishReason.LENGTH, now)]
         token_ids = result.token_ids[row]
         logprobs = result.logprobs[row] if result.logprobs is not None else ()
-        tokens = Tokens(request.id, token_ids, logprobs, prompt_logprobs, first)
+        tokens = Tokens(request.id, token_ids, logprobs, prompt_logprobs, first, pooled)
         (token,) = token_ids
         sequence.token_ids.append(token)
         if sequence.is_running:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from scheduler.prefix import BlockKey
-from scheduler.types import Request, TokenLogprobs
+from scheduler.types import Pooling, Request, TokenLogprobs
 
 NO_SLOT = -1
 
@@ -81,7 +81,9 @@ class Sequence:
 
     @property
     def needs_every_position(self) -> bool:
-        """Logprobs of the prompt are owed, and only computing a position yields them."""
+        """Something of each of the prompt's positions is owed; only computing one yields it."""
+        if self.request.sampling.pooling is Pooling.MEAN and not self.has_sampled:
+            return True
         wanted = self.request.sampling.prompt_logprobs is not None
         return wanted and self.num_prompt_logprobs < self.num_prompt - 1
 

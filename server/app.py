@@ -28,6 +28,7 @@ from server.completions import CompletionFormat, prepare_completion
 from server.config import ServerConfig
 from server.console_routes import add_console, console_paths
 from server.core_client import CoreClient, CoreState
+from server.embeddings import embeddings_route
 from server.error_answers import error_answer
 from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound
 from server.grammar_checks import GrammarChecks
@@ -105,6 +106,7 @@ def create_app(
     add_console(app)
     _add_inference(app, "/v1/chat/completions", InferenceApp(services, CHAT))
     _add_inference(app, "/v1/completions", InferenceApp(services, COMPLETIONS))
+    app.router.routes.append(Route("/v1/embeddings", embeddings_route(services), methods=["POST"]))
     add_anthropic(app, services)
     responses.add_to(app)
     _handle_errors(app, metrics)

@@ -75,7 +75,9 @@ class Choice:
         self, rules: TextRules, detokenizer: Detokenizer, echo: Echo | None = None
     ) -> None:
         self.num_tokens = 0
+        self.pooled = b""  # little-endian float32, if it was asked for
         self.num_reasoning_tokens = 0
+        self.sum_logprobs = 0.0  # of all tokens, where they were asked for
         self.finish_reason: FinishReason | None = None
         self._stop: str | None = None
         self._rules = rules
@@ -94,15 +96,22 @@ class Choice:
         if self.finish_reason is not None:
             return Delta()
         self._prompt_logprobs += event.prompt_logprobs
+        self.pooled = self.pooled or event.pooled
         text = ""
         for index, token_id in enumerate(event.token_ids):
             if self._saw_stop_token:
                 break
             logprobs = event.logprobs[index] if self._rules.logprobs else None
+            self.sum_logprobs += 0.0 if logprobs is None else logprobs.logprob
             text += self._take(token_id, logprobs)
             if self.finish_reason is not None:
                 break
         return self._delta(text)
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Of each prompt token after the first, where they were asked for."""
+        return self._prompt_logprobs
 
     def end(self, event: Finished) -> Delta:
         if self.finish_reason is not None:

@@ -5,15 +5,29 @@ Owns what is particular to completions; the way through the core is in inference
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from server.answers import CollectedChoice, EventWriter, Heading, Json
-from server.choice import Delta, Echo
+from server.choice import Choice, Delta, Echo
 from server.errors import InvalidRequest
 from server.generation import PromptGroup
 from server.grammar_text import Grammar
-from server.logprobs import Entry, TokenNames, completion_columns, completion_rows
-from server.prepare import LogprobsWish, ServedModel, check_length, make_group
+from server.infill import infill_prompt
+from server.logprobs import (
+    Entry,
+    TokenNames,
+    completion_columns,
+    completion_rows,
+    prompt_columns,
+)
+from server.prepare import (
+    LogprobsWish,
+    ServedModel,
+    check_length,
+    check_prompt_logprobs,
+    make_group,
+)
 from server.requests import RequestOrigin, check_tokens
 from server.schemas import CompletionRequest
 from server.sse import quote, to_json
@@ -36,10 +50,16 @@ def prepare_completion(
     _check_fields(fields, len(prompts))
     answer = answer_part(fields.response_format, fields.structured_outputs)
     grammar = None if answer is None else Grammar("start: @answer", {"answer": answer})
-    logprobs = LogprobsWish(fields.logprobs, fields.logprobs if fields.echo else None)
+    generated = fields.logprobs
+    if generated is None and fields.num_sequences > fields.n:
+        generated = 0  # to find the best by
+    logprobs = LogprobsWish(generated, fields.logprobs if fields.echo else fields.prompt_logprobs)
+    check_length(len(fields.suffix), model)
     groups = []
     for index, prompt in enumerate(prompts):
-        token_ids = _tokenize(prompt, model)
+        token_ids = tokenize_prompt(prompt, model)
+        if fields.suffix:
+            token_ids = _infill(token_ids, fields.suffix, model.tokenizer)
         token_ids = truncate_prompt(token_ids, fields, model, wanted=fields.max_tokens)
         groups.append(
             make_group(
@@ -50,7 +70,7 @@ def prepare_completion(
                 wanted_tokens=fields.max_tokens,
                 logprobs=logprobs,
                 echo=_echo(fields, prompt, token_ids, model.tokenizer),
-                first_index=index * fields.n,
+                first_index=index * fields.num_sequences,
                 grammar=grammar,
             )
         )
@@ -58,27 +78,33 @@ def prepare_completion(
 
 
 def _check_fields(fields: CompletionRequest, num_prompts: int) -> None:
-    if fields.best_of is not None and fields.best_of != fields.n:
+    if fields.best_of is not None and fields.best_of < fields.n:
+        raise InvalidRequest("best_of must be at least n.", param="best_of")
+    if fields.num_sequences > fields.n and fields.stream:
+        raise InvalidRequest("The best are known at the end: no stream.", param="best_of")
+    check_prompt_logprobs(fields)
+    if fields.echo and (fields.suffix or fields.prompt_logprobs is not None):
         raise InvalidRequest(
-            "best_of other than n is not supported: all that is generated is returned.",
-            param="best_of",
-            code="unsupported_parameter",
+            "echo goes with neither suffix nor prompt_logprobs; it has logprobs of its own.",
+            param="echo",
         )
     if fields.max_tokens == 0 and not fields.echo:
         raise InvalidRequest("max_tokens 0 needs echo: true.", param="max_tokens")
-    if fields.echo and fields.truncate_prompt_tokens is not None:
-        raise InvalidRequest("A prompt that is cut is not echoed.", param="truncate_prompt_tokens")
-    if num_prompts * fields.n > MAX_SEQUENCES:
+    if fields.truncate_prompt_tokens is not None and (fields.echo or fields.suffix):
+        raise InvalidRequest(
+            "A prompt that is cut is neither echoed nor filled in.", param="truncate_prompt_tokens"
+        )
+    if num_prompts * fields.num_sequences > MAX_SEQUENCES:
         raise InvalidRequest(
             f"The number of prompts times n must be at most {MAX_SEQUENCES}.", param="prompt"
         )
 
 
-def read_prompts(value: Any) -> list[PromptForm]:
+def read_prompts(value: Any, param: str = "prompt") -> list[PromptForm]:
     """A string, a list of strings, a list of ids or a list of those; none empty or mixed."""
     if value is None:
         raise InvalidRequest(
-            "This field is required.", param="prompt", code="missing_required_parameter"
+            "This field is required.", param=param, code="missing_required_parameter"
         )
     if isinstance(value, str):
         prompts: list[PromptForm] = [value]
@@ -90,12 +116,12 @@ def read_prompts(value: Any) -> list[PromptForm]:
         prompts = value
     else:
         raise InvalidRequest(
-            "The prompt must be a string, a list of strings, a list of token ids or a list of "
+            f"The {param} must be a string, a list of strings, a list of token ids or a list of "
             "lists of token ids.",
-            param="prompt",
+            param=param,
         )
     if not prompts or not all(prompts):
-        raise InvalidRequest("A prompt must not be empty.", param="prompt")
+        raise InvalidRequest(f"The {param} must not be empty.", param=param)
     return prompts
 
 
@@ -104,17 +130,17 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
-def _tokenize(prompt: PromptForm, model: ServedModel) -> list[int]:
+def tokenize_prompt(prompt: PromptForm, model: ServedModel, param: str = "prompt") -> list[int]:
     if not isinstance(prompt, str):
-        check_tokens(prompt, model.limits.vocab_size, "prompt")
+        check_tokens(prompt, model.limits.vocab_size, param)
         return prompt
     check_length(len(prompt), model)
     try:
         token_ids = model.tokenizer.encode(prompt, add_special_tokens=True)
     except TextError as error:
-        raise InvalidRequest(str(error), param="prompt") from None
+        raise InvalidRequest(str(error), param=param) from None
     if not token_ids:
-        raise InvalidRequest("The prompt has no tokens.", param="prompt")
+        raise InvalidRequest(f"The {param} has no tokens.", param=param)
     return token_ids
 
 
@@ -150,6 +176,13 @@ def _walk(
     return "".join(pieces) + detokenizer.finish(), offsets
 
 
+def _infill(prompt: list[int], suffix: str, tokenizer: Tokenizer) -> list[int]:
+    try:
+        return infill_prompt(prompt, suffix, tokenizer)
+    except TextError as error:
+        raise InvalidRequest(str(error), param="suffix") from None
+
+
 class CompletionFormat:
     """An AnswerFormat. A stream has no opening: its first text is the first event."""
 
@@ -160,7 +193,9 @@ class CompletionFormat:
         groups: list[PromptGroup],
         fields: CompletionRequest,
     ) -> None:
-        del groups  # nothing is written ahead
+        self._groups = groups
+        self._num_choices = fields.n
+        self._prompt_logprobs = fields.prompt_logprobs is not None
         self._heading = heading
         self._names = names
         self._logprobs = fields.logprobs is not None
@@ -192,19 +227,41 @@ class CompletionFormat:
 
     def body(self, choices: list[CollectedChoice], usage: Json, timings: Json | None) -> Json:
         body = self._heading.fields("text_completion")
-        body["choices"] = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        body["choices"] = [
+            self._choice(index, choices[found], group)
+            for index, (group, found) in enumerate(self._best())
+        ]
         body["usage"] = usage
         if timings is not None:
             body["timings"] = timings
         return body
 
-    def _choice(self, index: int, choice: CollectedChoice) -> Json:
-        return {
+    def _best(self) -> Iterator[tuple[PromptGroup, int]]:
+        """Of each prompt's candidates the n with the highest mean log-probability, best first.
+
+        Where all are returned, they stay in order.
+        """
+        for group in self._groups:
+            order = list(range(len(group.choices)))
+            if len(order) > self._num_choices:
+                order.sort(key=lambda at: -_mean_logprob(group.choices[at]))
+            for at in order[: self._num_choices]:
+                yield group, group.first_index + at
+
+    def _choice(self, index: int, choice: CollectedChoice, group: PromptGroup) -> Json:
+        made = {
             "index": index,
             "text": choice.text,
             "logprobs": completion_columns(choice.rows) if self._logprobs else None,
             "finish_reason": choice.finish_reason,
         }
+        if self._prompt_logprobs:
+            made["prompt_logprobs"] = prompt_columns(group.choices[0].prompt_logprobs, self._names)
+        return made
 
     def _logprobs_of(self, entries: list[Entry]) -> str:
         return to_json(completion_columns(self.rows(entries))) if entries else "null"
+
+
+def _mean_logprob(choice: Choice) -> float:
+    return choice.sum_logprobs / max(1, choice.num_tokens)

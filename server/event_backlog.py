@@ -21,22 +21,25 @@ _MAX_UNSENT_STATS = 1024
 class Answer:
     """The tokens of one request that nobody has taken yet, merged into one event."""
 
-    __slots__ = ("first", "logprobs", "prompt_logprobs", "token_ids")
+    __slots__ = ("first", "logprobs", "pooled", "prompt_logprobs", "token_ids")
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.first: FirstToken | None = None
+        self.pooled = b""
 
     def add(self, tokens: Tokens) -> None:
         self.token_ids += tokens.token_ids
         self.logprobs += tokens.logprobs
         self.prompt_logprobs += tokens.prompt_logprobs
         self.first = self.first or tokens.first
+        self.pooled = self.pooled or tokens.pooled
 
     def size(self) -> int:
-        return len(self.token_ids) + len(self.logprobs) + len(self.prompt_logprobs)
+        num_items = len(self.token_ids) + len(self.logprobs) + len(self.prompt_logprobs)
+        return num_items + len(self.pooled) // 4
 
     def take(self, request_id: str) -> Tokens:
         return Tokens(
@@ -45,6 +48,7 @@ class Answer:
             tuple(self.logprobs),
             tuple(self.prompt_logprobs),
             self.first,
+            self.pooled,
         )
 
 

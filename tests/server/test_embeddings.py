@@ -1,0 +1,194 @@
+"""Embeddings equal transformers' hidden states, alone and in a crowd, in every form of the API."""
+
+from __future__ import annotations
+
+import base64
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from engine.kernels.cpu.library import available_tiers
+from engine.loading import load_model
+from engine.native_cpu import NativeOptions, refusal
+from engine.native_runner import load_native, open_native
+from engine.torch_engine import TorchEngine
+from scheduler.scheduler import SchedulerLimits
+from server.completions import read_prompts
+from tests.support.http_server import COMPLETIONS, MODEL_VOCAB_SIZE, House, house, in_loop
+from tests.support.models import save_tiny_model
+from tests.support.scripted_engine import LIMITS
+
+CPU = torch.device("cpu")
+SIZES = {"num_blocks": 32, "block_size": 16, "num_slots": 16, "max_model_len": 256}
+# Chunks of 24 tokens: prompts are cut, and share steps with others.
+CHUNKS = SchedulerLimits(max_step_tokens=24, max_waiting=64, max_running=8, watermark_blocks=0)
+EMBEDDINGS = "/v1/embeddings"
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(path of a tiny random model, the same in transformers)"""
+    path = tmp_path_factory.mktemp(request.param)
+    return path, save_tiny_model(request.param, path, vocab_size=MODEL_VOCAB_SIZE).eval()
+
+
+def torch_engine(path: Path, **changes: int) -> TorchEngine:
+    model = load_model(path, dtype=torch.float32, device=CPU)
+    return TorchEngine(model, device=CPU, dtype=torch.float32, **{**SIZES, **changes})
+
+
+def native_engine(path: Path) -> TorchEngine:
+    file = open_native(path)
+    options = NativeOptions(
+        num_blocks=32,
+        block_size=16,
+        max_model_len=256,
+        max_step_tokens=32,
+        num_threads=1,
+        kv_half=False,
+    )
+    runner = load_native(file, options)
+    return TorchEngine(file, device=CPU, dtype=torch.float32, runner=runner, **SIZES)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    draw = random.Random(7)
+    return [[draw.randrange(1, 120) for _ in range(length)] for length in lengths]
+
+
+def expected(model: Any, token_ids: list[int], pooling: str) -> NDArray[np.float64]:
+    with torch.inference_mode():
+        out = model(torch.tensor([token_ids]), output_hidden_states=True)
+    states = out.hidden_states[-1][0].double().numpy()
+    pooled = states.mean(0) if pooling == "mean" else states[-1]
+    return np.asarray(pooled / np.linalg.norm(pooled))
+
+
+async def embed(server: House, given: Any, **fields: Any) -> httpx.Response:
+    return await server.client.post(EMBEDDINGS, json={"input": given, **fields})
+
+
+async def vectors(server: House, given: Any, **fields: Any) -> NDArray[np.float64]:
+    answer = await embed(server, given, **fields)
+    assert answer.status_code == 200, answer.text
+    data = answer.json()["data"]
+    assert [row["index"] for row in data] == list(range(len(data)))
+    return np.array([row["embedding"] for row in data])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@in_loop
+async def test_vectors_equal_the_pooled_hidden_states_of_transformers(
+    family: Any, pooling: str
+) -> None:
+    path, model = family
+    given = prompts(1, 3, 8, 50, 100)
+    wanted = [expected(model, prompt, pooling) for prompt in given]
+    engines = [torch_engine(path)]
+    if available_tiers() and refusal(open_native(path).config) is None:
+        engines.append(native_engine(path))
+    for engine in engines:
+        async with house(engine, limits=CHUNKS) as server:
+            made = await vectors(server, given, pooling=pooling)
+            assert np.abs(made - np.array(wanted)).max() < 1e-4
+            again = await vectors(server, given, pooling=pooling)  # from the prefix cache
+            assert np.abs(again - made).max() < 1e-6
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@in_loop
+async def test_a_batch_equals_each_alone(family: Any, pooling: str) -> None:
+    path, _ = family
+    given = prompts(5, 60, 17, 60, 2)
+    given[3] = given[1]
+    async with house(torch_engine(path), limits=CHUNKS) as server:
+        together = await vectors(server, given, pooling=pooling)
+    async with house(torch_engine(path), limits=LIMITS) as server:
+        alone = [await vectors(server, prompt, pooling=pooling) for prompt in given]
+    assert np.abs(together - np.concatenate(alone)).max() < 1e-6
+    assert (together[1] == together[3]).all()
+
+
+@in_loop
+async def test_a_preempted_prompt_is_pooled_whole(family: Any) -> None:
+    """With memory for one and a half of them, sequences give way and begin anew."""
+    path, model = family
+    given = prompts(90, 91, 92)
+    limits = SchedulerLimits(max_step_tokens=32, max_waiting=64, max_running=8, watermark_blocks=0)
+    async with house(torch_engine(path, num_blocks=10), limits=limits) as server:
+        made = await vectors(server, given, pooling="mean")
+    for vector, prompt in zip(made, given, strict=True):
+        assert np.abs(vector - expected(model, prompt, "mean")).max() < 1e-4
+
+
+@in_loop
+async def test_generation_beside_embeddings_is_unchanged(family: Any) -> None:
+    path, _ = family
+    (prompt,) = prompts(30)
+    body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    async with house(torch_engine(path), limits=CHUNKS) as server:
+        before = (await server.client.post(COMPLETIONS, json=body)).json()["choices"]
+        await vectors(server, [prompt, *prompts(9, 40)], pooling="last")
+        assert (await server.client.post(COMPLETIONS, json=body)).json()["choices"] == before
+
+
+@in_loop
+async def test_forms_and_lengths_of_a_vector(family: Any) -> None:
+    """base64 is little-endian float32; fewer dimensions are a normalised beginning."""
+    path, _ = family
+    async with house(torch_engine(path), limits=CHUNKS) as server:
+        (plain,) = await vectors(server, "some text")
+        assert abs(np.linalg.norm(plain) - 1) < 1e-6
+        answer = (await embed(server, "some text", encoding_format="base64")).json()
+        coded = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), dtype="<f4")
+        assert np.abs(coded - plain).max() < 1e-7
+        assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
+        (short,) = await vectors(server, "some text", dimensions=5)
+        assert np.abs(short - plain[:5] / np.linalg.norm(plain[:5])).max() < 1e-6
+        (raw,) = await vectors(server, "some text", normalize=False)
+        assert np.abs(raw / np.linalg.norm(raw) - plain).max() < 1e-6
+        assert abs(np.linalg.norm(raw) - 1) > 1e-3
+        too_many = await embed(server, "some text", dimensions=100_000)
+        assert too_many.json()["error"]["param"] == "dimensions"
+        (cut,) = await vectors(server, "some text", truncate_prompt_tokens=4)
+        (end,) = await vectors(server, "text")
+        assert np.abs(cut - end).max() < 1e-6
+        many = await vectors(server, [f"text {index}" for index in range(150)])
+        assert len(many) == 150
+
+
+@in_loop
+async def test_bad_inputs_are_refused_by_name(family: Any) -> None:
+    path, _ = family
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a", [1]]}, "input"),
+        ({"input": [[1], []]}, "input"),
+        ({"input": [10**6]}, "input"),
+        ({"input": ["x"] * 2049}, "input"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "pooling": "cls"}, "pooling"),
+        ({"input": "a", "guided_json": {}}, "guided_json"),
+    ]
+    async with house(torch_engine(path), limits=CHUNKS) as server:
+        for body, param in bad:
+            answer = await server.client.post(EMBEDDINGS, json=body)
+            assert answer.status_code == 400, body
+            assert answer.json()["error"]["param"] == param, answer.text
+        long = await embed(server, "x" * 300)
+        assert long.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_forms_of_an_input_are_those_of_a_prompt() -> None:
+    assert read_prompts("a", param="input") == ["a"]
+    assert read_prompts([1, 2], param="input") == [[1, 2]]
+    assert read_prompts([[1], [2]], param="input") == [[1], [2]]
