@@ -1,7 +1,8 @@
 """A core process with a scripted engine: real sockets, signals and deaths, no model.
 
 `spawn(how)` gives what a Supervisor calls instead of starting the real core. `how` is read in the
-child: "ready", "slow" (ready after 0.6 s), "bad model", "broken build", "dies" (ready, then exits).
+child: "ready", "slow" (ready after 0.6 s), "bad model", "broken build", "dies" (ready, then exits),
+"steady" (steps of 40 ms, and KV for far fewer than may run).
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def run(how: str, arguments: list[str]) -> int:
         if how == "dies":
             threading.Timer(0.05, lambda: os._exit(7)).start()
         capacity = replace(CAPACITY, num_slots=start.limits.max_running)
-        engine = ScriptedEngine(capacity=capacity, step_seconds=0.005)
+        step_seconds = 0.005
+        if how == "steady":
+            capacity, step_seconds = replace(capacity, num_blocks=200), 0.04
+        engine = ScriptedEngine(capacity=capacity, step_seconds=step_seconds)
         info = info_for(engine, start.limits)
         return Core(engine, start.limits, FirstComeFirstServed(), info, depth=0)
 
