@@ -12,7 +12,13 @@ from server.chat_plan import plan_chat, template_variables
 from server.chat_template import ChatTemplate, TemplateError
 from server.errors import InvalidRequest
 from server.generation import PromptGroup
-from server.prepare import LogprobsWish, ServedModel, check_length, make_group
+from server.prepare import (
+    LogprobsWish,
+    ServedModel,
+    check_length,
+    check_prompt_logprobs,
+    make_group,
+)
 from server.requests import RequestOrigin
 from server.schemas import ChatRequest
 from server.sse import to_json
@@ -32,6 +38,7 @@ def prepare_chat(
 ) -> list[PromptGroup]:
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+    check_prompt_logprobs(fields)
     wanted = _wanted_tokens(fields)
     tools = _tools(fields)
     text = _render(fields, tools, model)
@@ -47,7 +54,9 @@ def prepare_chat(
         model,
         origin,
         wanted_tokens=wanted,
-        logprobs=LogprobsWish(fields.top_logprobs if fields.logprobs else None),
+        logprobs=LogprobsWish(
+            fields.top_logprobs if fields.logprobs else None, fields.prompt_logprobs
+        ),
         grammar=plan.grammar,
         reading=plan.reading,
         shows_special=plan.shows_special,

@@ -16,7 +16,7 @@ import msgspec
 from server.answers import CollectedChoice, EventWriter, Heading, Json
 from server.choice import Delta
 from server.generation import PromptGroup
-from server.logprobs import Entry, TokenNames, chat_content
+from server.logprobs import Entry, TokenNames, chat_content, prompt_columns
 from server.reading import ChatPiece, Reader, Reading, ReadMessage, Thought
 from server.schemas import ChatRequest
 from server.sse import quote, to_json
@@ -38,8 +38,9 @@ class ChatFormat:
         (group,) = groups
         self._heading = heading
         self._names = names
-        self._num_choices = len(group.choices)
+        self._choices = group.choices
         self._logprobs = fields.logprobs
+        self._prompt_logprobs = fields.prompt_logprobs is not None
         self._shows_thoughts = fields.include_reasoning
         self._reading = group.reading or Reading()
         self._readers = [Reader(self._reading) for _ in group.choices]
@@ -56,7 +57,7 @@ class ChatFormat:
                 to_json({"index": index, "delta": role, "logprobs": None, "finish_reason": None}),
                 None,
             )
-            for index in range(self._num_choices)
+            for index in range(len(self._choices))
         ]
 
     def events(self, index: int, delta: Delta, usage: Json | None) -> list[str]:
@@ -87,6 +88,9 @@ class ChatFormat:
     def body(self, choices: list[CollectedChoice], usage: Json, timings: Json | None) -> Json:
         body = self._heading.fields("chat.completion")
         body["choices"] = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        if self._prompt_logprobs:
+            entries = self._choices[0].prompt_logprobs
+            body["prompt_logprobs"] = prompt_columns(entries, self._names)
         body["usage"] = usage
         if timings is not None:
             body["timings"] = timings

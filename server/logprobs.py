@@ -87,6 +87,29 @@ def completion_rows(entries: Sequence[Entry], names: TokenNames) -> list[tuple[A
     return rows
 
 
+def prompt_columns(
+    entries: Sequence[TokenLogprobs], names: TokenNames
+) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs` as vLLM writes them: by position, then by id; nothing precedes the first.
+
+    The rank is known of the best only, and of a prompt token that is among them.
+    """
+    rows: list[dict[str, Any] | None] = [None]
+    for entry in entries:
+        row = {
+            str(token_id): _ranked(token_id, logprob, rank, names)
+            for rank, (token_id, logprob) in enumerate(entry.top, 1)
+        }
+        own = _ranked(entry.token_id, entry.logprob, None, names)
+        row.setdefault(str(entry.token_id), own)
+        rows.append(row)
+    return rows
+
+
+def _ranked(token_id: int, logprob: float, rank: int | None, names: TokenNames) -> dict[str, Any]:
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": names(token_id)[0]}
+
+
 COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 

@@ -24,7 +24,7 @@ from server.requests import (
     sampling_params,
     stop_tokens,
 )
-from server.schemas import GenerationFields
+from server.schemas import ChatRequest, CompletionRequest, GenerationFields
 from server.text import TextError
 from server.tokenizer import Tokenizer
 
@@ -60,6 +60,13 @@ def check_length(num_chars: int, model: ServedModel) -> None:
         raise context_exceeded(f"more than {most} tokens", limits.total)
 
 
+def check_prompt_logprobs(fields: ChatRequest | CompletionRequest) -> None:
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise InvalidRequest(
+            "prompt_logprobs come in one piece: no stream.", param="prompt_logprobs"
+        )
+
+
 def make_group(
     fields: GenerationFields,
     prompt: Sequence[int],
@@ -78,9 +85,10 @@ def make_group(
     limits = model.limits
     max_tokens = resolve_max_tokens(len(prompt), wanted_tokens, limits)
     check_min_tokens(fields, max_tokens)
-    if fields.n > model.max_group:
+    if fields.num_sequences > model.max_group:
         raise InvalidRequest(
-            f"This server holds at most {model.max_group} sequences, so n cannot be {fields.n}.",
+            f"This server holds at most {model.max_group} sequences, so there cannot be "
+            f"{fields.num_sequences} of one prompt.",
             param="n",
         )
     if fields.allowed_token_ids is not None and grammar is not None:

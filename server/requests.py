@@ -119,7 +119,7 @@ def build_requests(
             id=f"{origin.id}-{index}",
             sampling=replace(sampling, seed=choice_seed(sampling.seed, index)),
         )
-        for index in range(fields.n)
+        for index in range(fields.num_sequences)
     )
 
 

@@ -81,6 +81,11 @@ class GenerationFields(Strict):
     # For the client's own books; reported as without effect.
     user: Annotated[str, Field(max_length=1024)] | None = None
 
+    @property
+    def num_sequences(self) -> int:
+        """How many are generated of one prompt."""
+        return self.n
+
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
@@ -94,6 +99,12 @@ class CompletionRequest(GenerationFields):
     logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     echo: bool = False
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    suffix: Annotated[str, Field(max_length=2**20)] = ""
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @property
+    def num_sequences(self) -> int:
+        return max(self.n, self.best_of or 1)
 
 
 class TextPart(Strict):
@@ -132,6 +143,7 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: int | None = Field(None, ge=1, lt=INT64)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
@@ -183,7 +195,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "moderation",
         "prediction",
         "prompt_embeds",
-        "prompt_logprobs",
         "regex",
         "structural_tag",
         "thinking_token_budget",

@@ -120,7 +120,10 @@ BAD_VALUES: dict[str, list[Any]] = {
     "priority": [101, -101, 1.5, True],
     "cache_salt": ["", "x" * 129, 5, ["a"]],
     "user": [5, "x" * 2000],
-    "best_of": [2, 0, 129],
+    "best_of": [0, 129, 1.5],
+    "prompt_logprobs": [-1, 21, 10**9, True],
+    "thinking_token_budget": [-2, 1.5],
+    "reasoning_effort": ["huge", 1],
     "add_generation_prompt": ["yes"],
     "metadata": [{"a": 1}, "x", {str(i): "" for i in range(17)}],
 }
