@@ -5,6 +5,7 @@ Only puts the parts together. Imported where a GPU is used, and by tests in the 
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,9 @@ def make_sized_cuda_engine(
         engine.warm_up(max_step_tokens=limits.max_step_tokens)
         if runner.graphs is not None:
             runner.graphs.capture_all()
+        # Runner and graphs know each other, and its pool has to go before the next is made.
+        del engine, runner
+        gc.collect()
 
     block_bytes = limits.block_size * kv_bytes_per_token(model.config, dtype)
     # A larger pool holds more keys for a step to split: one such step eager, one captured.

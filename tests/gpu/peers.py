@@ -7,7 +7,7 @@ import time
 import torch
 
 from tests.gpu.shapes import MODELS
-from tests.gpu.steps import Sizes
+from tests.gpu.steps import Sizes, let_go
 from tests.gpu.timing import Result
 
 
@@ -18,6 +18,7 @@ def transformers_continuous_batching(sizes: Sizes, device: torch.device) -> Resu
         import transformers
     except ImportError:
         return {"name": name, "absent": True}
+    let_go(device)
     config = MODELS[sizes.models[-1]]
     output = max(1, sizes.output // 8)
     theirs = transformers.Qwen3Config(

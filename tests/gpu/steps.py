@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import statistics
 import time
@@ -192,6 +193,45 @@ def prefill_step(name: str, engine: TorchEngine, sizes: Sizes) -> Iterator[Resul
     }
 
 
+def waits(name: str, engine: TorchEngine, device: torch.device) -> Iterator[Result]:
+    """Whether submitting a prefill or a decode step ever waits for the device."""
+    steps = {
+        "prefill": plan([0, 0], [30, 7], block_size=BLOCK_SIZE, sampling=GREEDY),
+        "decode": plan([30, 7], [1, 1], block_size=BLOCK_SIZE),
+    }
+    for what, step in steps.items():
+        engine.submit(step).result()
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            pending = engine.submit(step)
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        pending.result()
+        yield {"name": f"{name} {what} without a wait", "passed": True}
+
+
+def graphs_against_eager(name: str, engine: TorchEngine, sizes: Sizes) -> Iterator[Result]:
+    """The same greedy requests with and without graphs: how many answers are equal."""
+    runner = engine._runner
+    assert isinstance(runner, CudaRunner)
+    vocab = MODELS[name].vocab_size
+    count = min(8, sizes.max_rows)
+    requests = [
+        request(i, prompt=3 + i, output=min(16, sizes.output), vocab=vocab) for i in range(count)
+    ]
+    answers = []
+    graphs = runner.graphs
+    for setting in (graphs, None):
+        runner.graphs = setting
+        events, _, _ = serve(engine, requests, depth=1, max_step_tokens=2048)
+        answers.append([[e.token_ids for e in events[one.id]] for one in requests])
+    runner.graphs = graphs
+    equal = sum(a == b for a, b in zip(*answers, strict=True))
+    yield {"name": f"{name} graphs against eager", "equal": equal, "requests": count}
+
+
 def step_memory(name: str, engine: TorchEngine, device: torch.device) -> Iterator[Result]:
     """The peak of a step beside what stays: predicted on the meta device, and measured."""
     for what, (starts, lengths) in MEMORY_STEPS.items():
@@ -307,8 +347,16 @@ def deterministic(
     yield from decode_steps(name, engine, sizes, mode="deterministic", depth=1)
 
 
+def let_go(device: torch.device) -> None:
+    """Free what is referred to no more: an engine and its graphs know each other."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def measure(sizes: Sizes, device: torch.device) -> Iterator[Result]:
     for name in sizes.models:
+        let_go(device)
         yield from guarded(name, measure_model(name, sizes, device))
 
 
@@ -326,6 +374,8 @@ def measure_model(name: str, sizes: Sizes, device: torch.device) -> Iterator[Res
     yield from guarded(f"{name} memory", step_memory(name, engine, device))
     runner.graphs = graphs
     yield {**capture_all(engine, sizes), "model": name}
+    yield from guarded(f"{name} waits", waits(name, engine, device))
+    yield from guarded(f"{name} graphs", graphs_against_eager(name, engine, sizes))
     for depth in (1, 0):
         captured = decode_steps(name, engine, sizes, mode="graphs", depth=depth)
         yield from guarded(f"{name} graphs", captured)
@@ -337,7 +387,5 @@ def measure_model(name: str, sizes: Sizes, device: torch.device) -> Iterator[Res
         served = end_to_end(name, engine, sizes, output=output, depth=depth)
         yield from guarded(f"{name} end to end", served)
     del engine, runner, graphs
-    if device.type == "cuda":
-        yield {"name": "peak", "gigabytes": torch.cuda.max_memory_allocated() / 1e9}
-        torch.cuda.empty_cache()
+    let_go(device)
     yield from guarded(f"{name} deterministic", deterministic(name, model, sizes, device))
