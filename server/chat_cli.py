@@ -7,6 +7,7 @@ the time to the first token and the tokens per second after it.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import httpx
 from rich.console import Console
 
 _HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends. Ctrl-C stops an answer."
+# What a model says is for the person: escape sequences would speak to the terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TIMEOUT = httpx.Timeout(10.0, read=None)
 
 Message = dict[str, str]
@@ -95,7 +98,7 @@ def _ask(console: Console, client: httpx.Client, body: dict[str, Any]) -> Answer
     answer = Answer()
 
     def write(piece: str) -> None:
-        console.file.write(piece)
+        console.file.write(_CONTROL.sub("\ufffd", piece))
         console.file.flush()
 
     try:

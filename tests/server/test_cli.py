@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -205,3 +206,15 @@ def test_chat_streams_measures_and_remembers(
         assert chat(url, api_key="k", max_tokens=5) == 0
         assert asked == [1, 3, 1]
         assert capsys.readouterr().out.count("5 tokens, first after") == 3
+
+
+def test_what_a_model_says_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def say(_client: object, _body: object, answer: Answer, write: Callable[[str], None]) -> None:
+        answer.text = "x"
+        write("a\x1b[2Jb\x9b1m\r\n\tzw\u200dj é")
+
+    monkeypatch.setattr(chat_cli, "stream_answer", say)
+    screen = io.StringIO()
+    with httpx.Client() as client:
+        chat_cli._ask(Console(file=screen), client, {})
+    assert screen.getvalue().startswith("a\ufffd[2Jb\ufffd1m\ufffd\n\tzw\u200dj é")
