@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -43,6 +43,9 @@ from server.status import StatusRoutes
 from server.text_routes import TextRoutes
 from server.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from server.otel import Tracing
+
 BODY_TIMEOUT_SECONDS = 60.0
 LAG_PROBE_SECONDS = 0.25
 
@@ -56,8 +59,13 @@ def create_app(
     config: ServerConfig,
     *,
     body_timeout_seconds: float = BODY_TIMEOUT_SECONDS,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The ASGI application of one server. It does not own the core; it only asks it."""
+    if config.otel and tracing is None:
+        from server.otel import Tracing
+
+        tracing = Tracing()
     metrics = Metrics(
         limits=SloLimits(config.ttft_limit_seconds, config.tpot_limit_seconds),
         read_core=lambda: _core_facts(core),
@@ -92,6 +100,9 @@ def create_app(
             probe.cancel()
             responses.close()
             services.workers.close()
+            if tracing is not None:
+                # It may wait for whoever takes the last spans.
+                await asyncio.to_thread(tracing.close)
             services.grammars.close()
 
     app = FastAPI(
@@ -111,6 +122,12 @@ def create_app(
     responses.add_to(app)
     _handle_errors(app, metrics)
     _wrap(app, config, metrics)
+    app.add_middleware(
+        ContextMiddleware,
+        count_error=metrics.count_error,
+        tracing=tracing,
+        model_name=lambda: _core_facts(core).model_name,
+    )
     return app
 
 
@@ -144,7 +161,6 @@ def _wrap(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
             allow_headers=["*"],
             expose_headers=[REQUEST_ID.decode(), "retry-after"],
         )
-    app.add_middleware(ContextMiddleware, count_error=metrics.count_error)
 
 
 def _handle_errors(app: FastAPI, metrics: Metrics) -> None:

@@ -10,6 +10,7 @@ TOML file given as --config; the command line wins over the environment, that ov
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ class ServerConfig:
     log_level: str = "info"
     log_format: str = "auto"
     log_prompts: bool = False
+    otel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +262,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "FORMAT",
         ),
         Option("log_prompts", _yes_or_no, "write prompts into the log"),
+        Option("otel", _yes_or_no, "send OpenTelemetry traces where the OTEL_* variables say"),
     ),
 }
 OPTIONS: dict[str, Option] = {option.name: option for group in GROUPS.values() for option in group}
-_TOGGLES = ("prefix_caching", "open_metrics", "log_prompts", "strict_requests")
+OTEL_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+_TOGGLES = ("prefix_caching", "open_metrics", "log_prompts", "strict_requests", "otel")
 
 
 def _defaults() -> dict[str, Any]:
@@ -401,6 +405,8 @@ def _pick(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(settings: Settings) -> None:
+    if settings.server.otel and not all(map(_is_installed, OTEL_PACKAGES)):
+        raise ConfigError("--otel: its packages are missing: pip install 'paceline[otel]'")
     total = settings.engine.max_model_len
     for flag, part in (
         ("--max-input-tokens", settings.server.max_input_tokens),
@@ -408,6 +414,13 @@ def _check(settings: Settings) -> None:
     ):
         if total is not None and part is not None and part > total:
             raise ConfigError(f"{flag}: {part} is above --max-model-len {total}")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package it is in
+        return False
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Settings:

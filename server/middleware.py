@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,6 +21,9 @@ from server.error_answers import error_answer
 from server.errors import ApiError
 from server.request_log import log_request
 from server.timeline import RequestTimeline
+
+if TYPE_CHECKING:
+    from server.otel import Tracing
 
 log = logging.getLogger("paceline.http")
 
@@ -47,9 +51,18 @@ class RequestContext:
 class ContextMiddleware:
     """Puts RequestContext into the scope, `x-request-id` on every response, a line into the log."""
 
-    def __init__(self, app: ASGIApp, *, count_error: Callable[[ApiError], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        count_error: Callable[[ApiError], None],
+        tracing: Tracing | None = None,
+        model_name: Callable[[], str] = str,
+    ) -> None:
         self._app = app
         self._count_error = count_error
+        self._tracing = tracing
+        self._model_name = model_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,6 +74,11 @@ class ContextMiddleware:
         ids = [(REQUEST_ID, context.id.encode())]
         if is_anthropic(scope["path"]):
             ids.append((ANTHROPIC_REQUEST_ID, context.id.encode()))
+        span = None
+        if self._tracing is not None:
+            span = self._tracing.begin(scope["path"], scope["headers"], received)
+        if span is not None:
+            ids += span.headers()
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -80,7 +98,10 @@ class ContextMiddleware:
             self._count_error(failure)
             await error_answer(failure, scope)(scope, receive, send_with_id)
         finally:
-            log_request(context, scope, status, time.monotonic())
+            now = time.monotonic()
+            log_request(context, scope, status, now)
+            if span is not None:
+                span.end(status, context.timeline, self._model_name(), now)
 
 
 def _request_id(scope: Scope) -> str:
