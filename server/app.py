@@ -36,6 +36,7 @@ from server.inference import Endpoint, InferenceApp, Services, Workers
 from server.logprobs import TokenNames
 from server.metrics import CoreFacts, Metrics, SloLimits
 from server.middleware import REQUEST_ID, ContextMiddleware
+from server.openapi.page import add_openapi
 from server.recorder import Recorder
 from server.responses.routes import ResponseRoutes
 from server.schemas import parse_chat, parse_completion
@@ -108,7 +109,7 @@ def create_app(
     app = FastAPI(
         title="Paceline",
         lifespan=lifespan,
-        openapi_url=None,
+        openapi_url=None,  # FastAPI does not see the models; openapi/ does
         redirect_slashes=False,
     )
     StatusRoutes(services).add_to(app)
@@ -120,6 +121,7 @@ def create_app(
     app.router.routes.append(Route("/v1/embeddings", embeddings_route(services), methods=["POST"]))
     add_anthropic(app, services)
     responses.add_to(app)
+    add_openapi(app)
     _handle_errors(app, metrics)
     _wrap(app, config, metrics)
     app.add_middleware(
