@@ -32,9 +32,10 @@ _PROPAGATED = (b"traceparent", b"tracestate")
 class RequestSpan:
     """The span of one HTTP request, from its first byte on."""
 
-    def __init__(self, span: Span, tracer: trace.Tracer) -> None:
+    def __init__(self, span: Span, tracer: trace.Tracer, offset: int) -> None:
         self._span = span
         self._tracer = tracer
+        self._offset = offset
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What tells the client which trace it is part of."""
@@ -49,7 +50,7 @@ class RequestSpan:
             span.set_status(StatusCode.ERROR)
         if timeline is not None:
             self._describe(timeline, model, now)
-        span.end(_wall(now))
+        span.end(_wall(now, self._offset))
 
     def _describe(self, timeline: RequestTimeline, model: str, now: float) -> None:
         reasons = [sequence.finish_reason or "unknown" for sequence in timeline.sequences]
@@ -72,8 +73,8 @@ class RequestSpan:
             self._span.set_status(StatusCode.ERROR)
         context = trace.set_span_in_context(self._span)
         for phase in timeline.phases(now):
-            child = self._tracer.start_span(phase.name, context, start_time=_wall(phase.began))
-            child.end(_wall(phase.ended))
+            began, ended = (_wall(at, self._offset) for at in (phase.began, phase.ended))
+            self._tracer.start_span(phase.name, context, start_time=began).end(ended)
 
 
 class Tracing:
@@ -95,6 +96,7 @@ class Tracing:
         carrier = {
             name.decode(): value.decode("latin-1") for name, value in headers if name in _PROPAGATED
         }
+        offset = time.time_ns() - time.monotonic_ns()
         span = self._tracer.start_span(
             operation,
             TraceContextTextMapPropagator().extract(carrier),
@@ -104,14 +106,17 @@ class Tracing:
                 "gen_ai.provider.name": "paceline",
                 "url.path": path,
             },
-            start_time=_wall(received),
+            start_time=_wall(received, offset),
         )
-        return RequestSpan(span, self._tracer)
+        return RequestSpan(span, self._tracer, offset)
 
     def close(self) -> None:
         self._provider.shutdown()
 
 
-def _wall(instant: float) -> int:
-    """Nanoseconds of the wall clock, which is what traces of many machines have in common."""
-    return time.time_ns() - round((time.monotonic() - instant) * 1e9)
+def _wall(instant: float, offset: int) -> int:
+    """Nanoseconds of the wall clock, which is what traces of many machines have in common.
+
+    One `offset` a request: the clock may be set meanwhile, and phases must stay side by side.
+    """
+    return round(instant * 1e9) + offset

@@ -32,7 +32,7 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 
 def split(spans: tuple[ReadableSpan, ...]) -> tuple[ReadableSpan, list[ReadableSpan]]:
     (server,) = [span for span in spans if span.kind is SpanKind.SERVER]
-    return server, sorted((s for s in spans if s is not server), key=lambda s: s.start_time or 0)
+    return server, [span for span in spans if span is not server]
 
 
 @in_loop
