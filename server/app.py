@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from scheduler.types import StepStats
 from server.admin import AdminRoutes
+from server.answer_cache import AnswerCache
 from server.anthropic.routes import add_anthropic
 from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from server.chat import prepare_chat
@@ -87,6 +88,7 @@ def create_app(
         recorder=recorder,
         workers=Workers(),
         grammars=GrammarChecks(tokenizer),
+        answers=AnswerCache(time.monotonic),
         body_timeout_seconds=body_timeout_seconds,
     )
 

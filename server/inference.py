@@ -19,6 +19,14 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from server.answer_cache import (
+    AnswerCache,
+    CachedAnswer,
+    Recording,
+    Replay,
+    answer_key,
+    check_wish,
+)
 from server.answers import AnswerFormat, CollectedChoice, Heading
 from server.body import ClientGone, parse_object, read_body
 from server.choice import Delta
@@ -33,7 +41,7 @@ from server.middleware import RequestContext
 from server.prepare import ServedModel
 from server.recorder import Recorder
 from server.requests import RequestOrigin, TokenLimits
-from server.schemas import GenerationFields, Parsed, StreamOptions
+from server.schemas import AnswerCacheWish, GenerationFields, Parsed, StreamOptions
 from server.sse import OPENAI_FRAMING, EventStream, Framing, run_until_disconnect
 from server.timings import RequestClock
 from server.tokenizer import Tokenizer
@@ -44,6 +52,7 @@ FieldsT = TypeVar("FieldsT", bound=GenerationFields)
 T = TypeVar("T")
 
 IGNORED_HEADER = b"x-paceline-ignored-params"
+ANSWER_CACHE_HEADER = b"x-paceline-answer-cache"
 # Larger bodies are parsed in a worker thread.
 INLINE_BODY_BYTES = 64 << 10
 PREPARE_THREADS = 2
@@ -97,6 +106,7 @@ class Services:
     recorder: Recorder
     workers: Workers
     grammars: GrammarChecks
+    answers: AnswerCache
     body_timeout_seconds: float
     now: Callable[[], float] = time.monotonic
 
@@ -293,9 +303,10 @@ class OneAnswer(Generic[FieldsT]):
             timeline.num_cached = sum(group.cached_tokens or 0 for group in self._groups)
             self._services.recorder.end(timeline, otherwise)
 
-    async def _prepare(self) -> tuple[Generation, AnswerFormat, int]:
+    async def _prepare(self) -> tuple[Generation | Recording | Replay, AnswerFormat, int]:
         """Template and tokenizer run in a worker thread."""
         services = self._services
+        wish = check_wish(self._fields)
         answer_id = uuid.uuid4().hex
         origin = RequestOrigin(answer_id, self._clock.received, self._context.tenant)
         groups = await services.workers.run(
@@ -320,7 +331,30 @@ class OneAnswer(Generic[FieldsT]):
         generation = Generation(
             services.core, services.metrics, self._clock, services.now, groups, self._context.id
         )
-        return generation, form, num_choices
+        if wish is None:
+            return generation, form, num_choices
+        return self._cached(wish, generation), form, num_choices
+
+    def _cached(self, wish: AnswerCacheWish, generation: Generation) -> Recording | Replay:
+        """What is kept is shown; else what is made is kept."""
+        services = self._services
+        key = answer_key(
+            self._fields,
+            tenant=self._context.tenant,
+            model=self._model.name,
+            kind=self._endpoint.id_prefix,
+        )
+        found = services.answers.get(key)
+        result = "miss" if found is None else "hit"
+        services.metrics.answer_cache[result].inc()
+        self._headers.append((ANSWER_CACHE_HEADER, result.encode()))
+        if found is not None:
+            return Replay(found, self._groups)
+
+        def keep(answer: CachedAnswer) -> None:
+            services.answers.put(key, answer, wish.ttl_seconds)
+
+        return Recording(generation, keep)
 
     def _timings(self) -> dict[str, Any] | None:
         return self._clock.parts().as_object() if self._fields.timings else None

@@ -179,6 +179,10 @@ class Metrics:
         self.refused = self._counter(
             "requests_refused", "HTTP requests answered with an error, by its code.", ("reason",)
         )
+        cache = self._counter(
+            "answer_cache", "Requests that asked for a cached answer, by result.", ("result",)
+        )
+        self.answer_cache = {result: cache.labels(result) for result in ("hit", "miss")}
         slo = self._counter(
             "slo_requests",
             "Finished requests by whether they met a limit: ttft once each, tpot (mean over its "

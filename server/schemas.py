@@ -43,6 +43,15 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] = False
 
 
+class AnswerCacheWish(Strict):
+    """`data_version` is the caller's word for the state of what the answer depends on."""
+
+    scope: Literal["tenant", "user"]
+    user: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    data_version: Annotated[str, Field(min_length=1, max_length=256)]
+    ttl_seconds: int = Field(3600, ge=1, le=7 * 86400)
+
+
 class GenerationFields(Strict):
     """What both endpoints share."""
 
@@ -76,6 +85,7 @@ class GenerationFields(Strict):
     truncation_side: Literal["left", "right"] = "left"
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     timings: bool = False
+    answer_cache: AnswerCacheWish | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     # For the client's own books; reported as without effect.
@@ -208,6 +218,7 @@ WITHOUT_EFFECT = frozenset({"user", "metadata"})
 
 # What the bodies of other APIs may hold with the meaning that it has in a chat request.
 SHARED = (
+    "answer_cache",
     "cache_salt",
     "frequency_penalty",
     "ignore_eos",

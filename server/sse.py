@@ -52,7 +52,8 @@ def named_event(name: str, data: Any) -> str:
 class EventStream:
     """The answer to one streaming request; a context that sends comments while nothing else does.
 
-    A slow reader makes `write` wait, so it holds one event here and no more.
+    A slow reader makes `write` wait, so it holds one event here and no more. `headers` may grow
+    until the first event.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class EventStream:
     ) -> None:
         self.started = False
         self._send = send
-        self._headers = [*_HEADERS, *headers]
+        self._headers = headers
         self._keepalive_seconds = keepalive_seconds
         self._framing = framing
         self._writing = asyncio.Lock()
@@ -103,9 +104,8 @@ class EventStream:
         async with self._writing:
             if not self.started:
                 self.started = True
-                await self._send(
-                    {"type": "http.response.start", "status": 200, "headers": self._headers}
-                )
+                headers = [*_HEADERS, *self._headers]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
             self._last_write = asyncio.get_running_loop().time()
 

@@ -70,6 +70,7 @@ EXAMPLES: Json = {
     "add_generation_prompt": True,
     "add_special_tokens": True,
     "allowed_token_ids": [72, 105],
+    "answer_cache": {"scope": "tenant", "data_version": "2026-11-29", "ttl_seconds": 600},
     "background": False,
     "bad_words": ["never"],
     "best_of": 1,

@@ -1,0 +1,160 @@
+"""Final answers of deterministic requests, kept for requests that ask for it and are the same.
+
+Not the prefix cache, which keeps the KV of prompts and saves prefill: this keeps whole answers and
+saves everything, so it must know who may see one and how long it is true. Owns the key, the bound
+and the time to live. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from server.answers import Json
+from server.choice import Delta
+from server.errors import InvalidRequest
+from server.generation import Emit, Generation, PromptGroup
+from server.requests import SMALLEST_TEMPERATURE
+from server.schemas import AnswerCacheWish, GenerationFields
+
+MAX_BYTES = 64 << 20
+# What a request is served by, but not what is answered.
+_NOT_ANSWERED = frozenset(
+    {"answer_cache", "cache_salt", "metadata", "model", "priority", "stream", "stream_options"}
+    | {"timings", "user"}
+)
+_BYTES_OF_ENTRY = 256  # of a log-probability, about
+
+
+def answer_key(fields: GenerationFields, *, tenant: str, model: str, kind: str) -> bytes:
+    """Equal only for equal tenant, scope, model, data version, kind of answer and request."""
+    wish = fields.answer_cache
+    assert wish is not None
+    asked = fields.model_dump(mode="json", exclude=set(_NOT_ANSWERED))
+    # A list in JSON, so that no part can pass for a piece of its neighbour.
+    parts = [tenant, wish.scope, wish.user, model, wish.data_version, kind, asked]
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).digest()
+
+
+def check_wish(fields: GenerationFields) -> AnswerCacheWish | None:
+    """The wish for a cached answer, if there is one. Raises InvalidRequest if it cannot be."""
+    wish = fields.answer_cache
+    if wish is None:
+        return None
+    if (wish.scope == "user") != (wish.user is not None):
+        raise InvalidRequest(
+            "answer_cache.user goes with scope 'user', and only with it.", param="answer_cache.user"
+        )
+    is_greedy = fields.temperature < SMALLEST_TEMPERATURE or fields.top_p == 0
+    if not is_greedy and fields.seed is None:
+        raise InvalidRequest(
+            "Only an answer with temperature 0 or a seed can come from the answer cache.",
+            param="answer_cache",
+        )
+    if fields.num_sequences > fields.n or getattr(fields, "prompt_logprobs", None) is not None:
+        raise InvalidRequest(
+            "The answer cache goes with neither best_of nor prompt_logprobs.", param="answer_cache"
+        )
+    return wish
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """One delta for each choice, and what was used to make them."""
+
+    deltas: tuple[Delta, ...]
+    usage: Json
+
+    def size(self) -> int:
+        return 1024 + sum(
+            4 * len(delta.text) + _BYTES_OF_ENTRY * len(delta.entries) for delta in self.deltas
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    answer: CachedAnswer
+    until: float
+
+
+class AnswerCache:
+    """In memory; what was asked for least recently goes first."""
+
+    def __init__(self, now: Callable[[], float], *, max_bytes: int = MAX_BYTES) -> None:
+        self._now = now
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def get(self, key: bytes) -> CachedAnswer | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if entry.until <= self._now():
+            self._drop(key)
+            return None
+        self._entries.move_to_end(key)
+        return entry.answer
+
+    def put(self, key: bytes, answer: CachedAnswer, ttl_seconds: float) -> None:
+        self._drop(key)
+        size = answer.size()
+        if size > self._max_bytes:
+            return
+        while self._num_bytes + size > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+        self._entries[key] = _Entry(answer, self._now() + ttl_seconds)
+        self._num_bytes += size
+
+    def _drop(self, key: bytes) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._num_bytes -= entry.answer.size()
+
+
+class Recording:
+    """A Generation whose answer is kept once it is whole."""
+
+    def __init__(self, generation: Generation, keep: Callable[[CachedAnswer], None]) -> None:
+        self._generation = generation
+        self._keep = keep
+        self._deltas: dict[int, Delta] = {}
+
+    async def run(self, emit: Emit) -> None:
+        async def record(index: int, delta: Delta) -> None:
+            known = self._deltas.setdefault(index, Delta())
+            known.text += delta.text
+            known.entries += delta.entries
+            known.finish_reason, known.stop = delta.finish_reason, delta.stop
+            await emit(index, delta)
+
+        await self._generation.run(record)
+        deltas = tuple(self._deltas[index] for index in sorted(self._deltas))
+        self._keep(CachedAnswer(deltas, self._generation.usage()))
+
+    def usage(self) -> Json:
+        return {**self._generation.usage(), "answer_cache": "miss"}
+
+
+class Replay:
+    """In place of a Generation: the same deltas, without the core."""
+
+    def __init__(self, answer: CachedAnswer, groups: list[PromptGroup]) -> None:
+        self._answer = answer
+        self._choices = [choice for group in groups for choice in group.choices]
+
+    async def run(self, emit: Emit) -> None:
+        for index, delta in enumerate(self._answer.deltas):
+            self._choices[index].finish_reason = delta.finish_reason
+            await emit(index, replace(delta, entries=list(delta.entries)))
+
+    def usage(self) -> Json:
+        return {**self._answer.usage, "answer_cache": "hit"}
