@@ -20,6 +20,7 @@ from llguidance import TokenizerWrapper as _Wrapper
 from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]  # [vocab]
+Words = NDArray[np.uint32]  # bits, the lowest first
 
 MAX_SPEC_BYTES = 1 << 20
 MAX_CACHE_BYTES = 64 << 20
@@ -72,6 +73,10 @@ class GrammarCompiler:
         """Whether `start` would be a matter of microseconds."""
         with self._lock:
             return hashlib.sha256(spec).digest() in self._known
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._vocabulary.tokens)
 
     @property
     def num_cached(self) -> int:
@@ -134,7 +139,6 @@ class GrammarState:
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
-        self._words = np.zeros((vocab_size + 31) // 32, dtype=np.uint32)
         self._vocab_size = vocab_size
 
     @property
@@ -147,18 +151,31 @@ class GrammarState:
 
         Raises GrammarError if a limit of work was passed.
         """
-        words = self._words
+        words = np.zeros(num_words(self._vocab_size), dtype=np.uint32)
+        self.write_allowed(words)
+        return unpack(words, self._vocab_size)
+
+    def write_allowed(self, words: Words) -> None:
+        """The same as bits, the lowest first, into words [num_words(vocab)]."""
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             raise GrammarError(_reason(self._matcher))
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=self._vocab_size)
-        return bits.view(np.bool_)
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """The sequence goes on with these. Raises GrammarError for one that may not come."""
         for token_id in token_ids:
             if self._matcher.is_stopped() or not self._matcher.consume_token(token_id):
                 raise GrammarError(f"token {token_id} is outside the grammar")
+
+
+def num_words(vocab_size: int) -> int:
+    return (vocab_size + 31) // 32
+
+
+def unpack(words: Words, vocab_size: int) -> Mask:
+    """[..., words] -> [..., vocab]."""
+    octets = words.view(np.uint8)
+    return np.unpackbits(octets, axis=-1, bitorder="little", count=vocab_size).view(np.bool_)
 
 
 def _tables_of(vocabulary: Vocabulary) -> LLTokenizer:

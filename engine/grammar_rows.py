@@ -15,8 +15,21 @@ import torch
 from torch import Tensor
 
 from engine.batch import Ints, to_device
-from engine.grammar import GrammarCompiler, GrammarError, GrammarState
+from engine.grammar import (
+    GrammarCompiler,
+    GrammarError,
+    GrammarState,
+    Words,
+    num_words,
+)
 from scheduler.types import Admission
+
+# The eight biases that a byte of a mask stands for. Adding is many times faster than filling.
+_BIASES = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1,
+    np.float32(0),
+    np.float32(-np.inf),
+)
 
 
 @dataclass(slots=True)
@@ -92,31 +105,35 @@ class GrammarRows:
             self._last = None
         if not self._states:
             return {}, {}
-        states: dict[int, GrammarState] = {}
+        rows = [
+            (row, state)
+            for row, slot in enumerate(slots.tolist())
+            # Ended: the scheduler drops the row.
+            if (state := self._states.get(slot)) is not None and not state.ended
+        ]
+        if not rows:
+            return {}, {}
+        assert self._compiler is not None
+        vocab_size = self._compiler.vocab_size
+        words = np.empty((len(rows), num_words(vocab_size)), dtype=np.uint32)
         errors: dict[int, str] = {}
-        for row, slot in enumerate(slots.tolist()):
-            state = self._states.get(slot)
-            if state is None or state.ended:  # ended: the scheduler drops the row
-                continue
-            states[row] = state
+        for at, (row, state) in enumerate(rows):
             try:
-                allowed = state.allowed()
+                state.write_allowed(words[at])
             except GrammarError as error:
                 errors[row] = str(error)
-                continue
-            allowed = allowed[: logits.shape[1]]
-            later = unwanted.get(row)
-            if later is not None:
-                without = allowed.copy()
-                without[later[later < len(without)]] = False
-                allowed = without if without.any() else allowed
-            if not allowed.any():
-                errors[row] = "the grammar leaves no token"
-                continue
-            banned = to_device(~allowed, self._device)
-            logits[row, : len(allowed)].masked_fill_(banned, -torch.inf)
-            logits[row, len(allowed) :] = -torch.inf
-        return states, errors
+                words[at] = 0
+            else:
+                _leave_out(words[at], unwanted.get(row))
+                if not words[at].any():
+                    errors[row] = "the grammar leaves no token"
+        width = min(32 * words.shape[1], logits.shape[1])
+        biases = to_device(_BIASES[words.view(np.uint8)].reshape(len(rows), -1), self._device)
+        for at, (row, _) in enumerate(rows):
+            if row not in errors:  # else it ends with that, whatever it samples
+                logits[row, :width].add_(biases[at, :width])
+                logits[row, width:] = -torch.inf
+        return dict(rows), errors
 
     def watch(
         self, states: dict[int, GrammarState], errors: dict[int, str], token_ids: Tensor
@@ -132,6 +149,18 @@ class GrammarRows:
             arrived.record()
         self._last = GrammarStep(states, token_ids, arrived, errors)
         return self._last
+
+
+def _leave_out(words: Words, ids: Ints | None) -> None:
+    """Takes `ids` out of a mask, unless nothing else is in it."""
+    if ids is None or not len(ids):
+        return
+    bits = np.zeros_like(words)
+    ids = ids[ids < 32 * len(words)]
+    np.bitwise_or.at(bits, ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
+    rest = words & ~bits
+    if rest.any():
+        words[:] = rest
 
 
 def unwanted_by_row(early: np.ndarray, slots: Ints, stop_ids: dict[int, Ints]) -> dict[int, Ints]:
