@@ -15,6 +15,7 @@ from operator import attrgetter
 from scheduler.batch import Batch
 from scheduler.draft import Draft
 from scheduler.entry import Entry
+from scheduler.pace import Pace
 from scheduler.policy import Policy, max_total_tokens, never_fits
 from scheduler.prefix import Digest, KeyChain, sha256
 from scheduler.sequence import Sequence
@@ -50,7 +51,8 @@ class SchedulerLimits:
     `max_step_tokens` is the token budget of a step. Together at most `max_running` + `max_waiting`
     requests are accepted and unfinished; `max_running` of them can have a slot. Admission leaves
     `watermark_blocks` available while something runs. A row of prefill has at most
-    `max_chunk_tokens`; None leaves it to the budget.
+    `max_chunk_tokens`; None leaves it to the budget. A step that decodes is paced to
+    `max_step_seconds`, the target of TPOT, by taking fewer prompt tokens; None does not pace.
     """
 
     max_step_tokens: int
@@ -59,6 +61,7 @@ class SchedulerLimits:
     watermark_blocks: int
     prefix_caching: bool = True
     max_chunk_tokens: int | None = None
+    max_step_seconds: float | None = None
 
 
 class Scheduler:
@@ -86,6 +89,11 @@ class Scheduler:
         self.sequences: dict[str, Sequence] = {}
         self._policy = policy
         self._max_chunk = limits.max_chunk_tokens or limits.max_step_tokens
+        self._pace = Pace(
+            limits.max_step_seconds,
+            min_tokens=max(capacity.block_size, limits.max_step_tokens // 8),
+            max_tokens=limits.max_step_tokens,
+        )
         self._in_flight: deque[Draft] = deque()
         self._step = 0
         self._serial = 0
@@ -169,6 +177,7 @@ class Scheduler:
         self._planned_at = now
         self._make_way(draft.step)
         blocks_ran_out = self._plan_decodes(draft)
+        draft.left = min(draft.left, self._pace.prompt_tokens(draft.num_decodes))
         for sequence in self.batch.running:
             if sequence.is_prefilling and draft.left:
                 self._plan_prefill(sequence, draft)
@@ -333,6 +342,7 @@ class Scheduler:
                 events.extend(self._apply_row(sequence, plan, result, row, now))
         num_tokens = sum(draft.lengths)
         num_decodes = draft.num_decodes
+        self._pace.observe(num_tokens - num_decodes, num_decodes, result.device_seconds)
         rows = prompt_rows(plan, num_decodes)
         events.append(
             self._stats(

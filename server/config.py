@@ -252,7 +252,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     ),
     "Observability": (
         Option("ttft_limit_seconds", _seconds(0.001, 3600), "time to first token to stay in", "S"),
-        Option("tpot_limit_seconds", _seconds(0.0001, 60), "time of each further token", "S"),
+        Option(
+            "tpot_limit_seconds", _seconds(0.0001, 60), "target of TPOT, which steps keep to", "S"
+        ),
         Option("timelines", _whole(0, 10**6), "finished requests to keep timelines of; 0 is none"),
         Option("log_level", _choice("debug", "info", "warning", "error"), "what to log", "LEVEL"),
         Option(
@@ -391,6 +393,7 @@ def read_settings(arguments: argparse.Namespace, environment: Mapping[str, str])
         keys += _read_keys(values.pop("api_key_file"))
     values |= {"api_keys": keys, "cors_origins": values.pop("cors_origin", ())}
     values = _defaults() | values
+    values["max_step_seconds"] = values["tpot_limit_seconds"]  # steps are paced to it
     settings = Settings(
         ServerConfig(**_pick(ServerConfig, values)),
         EngineConfig(**_pick(EngineConfig, values)),

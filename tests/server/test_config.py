@@ -129,9 +129,13 @@ def test_every_setting_has_exactly_one_flag() -> None:
         for part in (settings().server, settings().engine, settings().limits)
         for field in fields(part)
     ]
-    assert sorted(found) == sorted([*names, "watermark_blocks"])
+    assert sorted(found) == sorted([*names, "watermark_blocks", "max_step_seconds"])
 
 
 def test_settings_can_not_change() -> None:
     with pytest.raises(AttributeError):
         settings().server.port = 1  # type: ignore[misc]
+
+
+def test_steps_are_paced_to_the_limit_of_tpot() -> None:
+    assert settings("--tpot-limit-seconds", "0.05").limits.max_step_seconds == 0.05
