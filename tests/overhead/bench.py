@@ -51,10 +51,13 @@ class Stream(asyncio.Protocol):
         self.parts: list[tuple[float, bytes]] = []
         self.began = asyncio.get_running_loop().create_future()
         self.done = asyncio.get_running_loop().create_future()
+        self.lost = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport | None = None
         self._request = request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).write(self._request)  # uvloop has a class of its own
+        self.transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
+        self.transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self.parts.append((time.monotonic(), data))
@@ -64,6 +67,7 @@ class Stream(asyncio.Protocol):
             self.done.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(None)
         for future in (self.began, self.done):
             if not future.done():
                 future.set_exception(exc or ConnectionError("the stream broke off"))
@@ -80,27 +84,27 @@ class Stream(asyncio.Protocol):
 def server(step_seconds: float, flags: tuple[str, ...]) -> Iterator[tuple[int, psutil.Process]]:
     command = [sys.executable, "-m", "tests.overhead.server", str(step_seconds)]
     limits = ("--max-running", "512", "--max-waiting", "512", "--max-step-tokens", "4096")
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*command, *limits, *flags],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    )
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        deadline = time.monotonic() + 60
-        while httpx.get(f"http://127.0.0.1:{port}/ready").status_code != 200:
-            assert time.monotonic() < deadline, "the server did not become ready"
-            time.sleep(0.05)
-        yield port, psutil.Process(process.pid)
-    finally:
-        process.terminate()
+    ) as process:
         try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            deadline = time.monotonic() + 60
+            while httpx.get(f"http://127.0.0.1:{port}/ready").status_code != 200:
+                assert time.monotonic() < deadline, "the server did not become ready"
+                time.sleep(0.05)
+            yield port, psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -127,6 +131,10 @@ async def measure(port: int, process: psutil.Process, count: int, num_tokens: in
     await asyncio.wait({s.done for s in streams}, return_when=asyncio.FIRST_COMPLETED)
     ended, used = time.monotonic(), cpu_seconds(process) - cpu
     await asyncio.gather(*(stream.done for stream in streams))
+    for stream in streams:
+        assert stream.transport is not None
+        stream.transport.close()
+    await asyncio.gather(*(stream.lost for stream in streams))
     seen = [
         latencies
         for stream in streams
@@ -154,6 +162,7 @@ def run(flags: tuple[str, ...], arguments: argparse.Namespace) -> Run:
         finally:
             if scraping is not None:
                 scraping.cancel()
+                await asyncio.gather(scraping, return_exceptions=True)
 
     step_seconds = arguments.streams / arguments.rate
     with (
