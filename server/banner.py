@@ -122,9 +122,13 @@ def _facts(info: CoreInfo, config: ServerConfig) -> list[tuple[str, str]]:
         (
             "batch",
             f"{info.limits.max_running} running, {info.limits.max_waiting} waiting, "
-            f"{info.limits.max_step_tokens} tokens a step",
+            f"{info.limits.max_step_tokens} tokens a step{_pace(info.limits.max_step_seconds)}",
         ),
     ]
     if not config.api_keys:
         facts.append(("keys", "none: anyone who reaches the port may ask"))
     return facts
+
+
+def _pace(seconds: float | None) -> str:
+    return "" if seconds is None else f", paced to {seconds * 1e3:g} ms where requests decode"
