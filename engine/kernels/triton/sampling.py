@@ -50,11 +50,11 @@ def _keys(logits):
 
 
 @triton.jit
-def _weight_of(key, peak, temperature):
+def _weight_of(key, peak, scale):
     """The weight of a token with this key, as every sum has it."""
     bits = key.to(tl.int32)
     logit = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return tl.exp((logit - peak) / temperature).to(tl.float64)
+    return tl.exp2((logit - peak) * scale).to(tl.float64)
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def _load(logits_ptr, start, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _measure(logits_ptr, vocab, peak, temperature, threshold, BLOCK: tl.constexpr):
+def _measure(logits_ptr, vocab, peak, scale, threshold, BLOCK: tl.constexpr):
     """How many tokens have a key of at least `threshold`, and the sum of their weights."""
     count = tl.zeros([BLOCK], tl.int32)
     weight = tl.zeros([BLOCK], tl.float64)
@@ -74,23 +74,21 @@ def _measure(logits_ptr, vocab, peak, temperature, threshold, BLOCK: tl.constexp
     for start in range(0, vocab, BLOCK):
         logits, mask = _load(logits_ptr, start, vocab, BLOCK)
         above = mask & (_keys(logits) >= threshold)
-        weights = tl.exp((logits - peak) / temperature).to(tl.float64)
+        weights = tl.exp2((logits - peak) * scale).to(tl.float64)
         count += above.to(tl.int32)
         weight += tl.where(above, weights, 0.0)
     return tl.sum(count, 0), tl.sum(weight, 0)
 
 
 @triton.jit
-def _border(
-    logits_ptr, vocab, peak, temperature, lowest, highest, wanted, COUNT, BLOCK: tl.constexpr
-):
+def _border(logits_ptr, vocab, peak, scale, lowest, highest, wanted, COUNT, BLOCK: tl.constexpr):
     """The highest key at or above which there is at least `wanted` (tokens, or weight).
 
     Between `lowest`, which is known to suffice, and `highest`; both int64, so nothing overflows.
     """
     while lowest < highest:
         middle = (lowest + highest + 1) >> 1
-        count, weight = _measure(logits_ptr, vocab, peak, temperature, middle, BLOCK)
+        count, weight = _measure(logits_ptr, vocab, peak, scale, middle, BLOCK)
         enough = weight >= wanted
         if COUNT:
             enough = count >= wanted
@@ -102,33 +100,31 @@ def _border(
 
 
 @triton.jit
-def _ranking_at(logits_ptr, vocab, peak, temperature, border, BLOCK: tl.constexpr):
+def _ranking_at(logits_ptr, vocab, peak, scale, border, BLOCK: tl.constexpr):
     """Tokens above the border and their weight; ties at the border and the weight of each."""
-    count, _ = _measure(logits_ptr, vocab, peak, temperature, border, BLOCK)
-    above, above_weight = _measure(logits_ptr, vocab, peak, temperature, border + 1, BLOCK)
+    count, _ = _measure(logits_ptr, vocab, peak, scale, border, BLOCK)
+    above, above_weight = _measure(logits_ptr, vocab, peak, scale, border + 1, BLOCK)
     ties = (count - above).to(tl.int64)
-    return above.to(tl.int64), above_weight, ties, _weight_of(border, peak, temperature)
+    return above.to(tl.int64), above_weight, ties, _weight_of(border, peak, scale)
 
 
 @triton.jit
-def _candidates(logits_ptr, vocab, peak, temperature, top, top_k, top_p, BLOCK: tl.constexpr):
+def _candidates(logits_ptr, vocab, peak, scale, top, top_k, top_p, BLOCK: tl.constexpr):
     """top_k, then top_p of what it left: each keeps a head of the ranking, down to a border."""
     bottom = tl.full([], -2139095041, tl.int64)  # the key of -inf
     border = bottom
     if top_k < vocab:
-        border = _border(logits_ptr, vocab, peak, temperature, bottom, top, top_k, True, BLOCK)
+        border = _border(logits_ptr, vocab, peak, scale, bottom, top, top_k, True, BLOCK)
     above, above_weight, ties, tie_weight = _ranking_at(
-        logits_ptr, vocab, peak, temperature, border, BLOCK
+        logits_ptr, vocab, peak, scale, border, BLOCK
     )
     ties = tl.minimum(ties, top_k - above)
     if top_p < 1:
         wanted = top_p * (above_weight + ties * tie_weight)
         if above_weight >= wanted:
-            border = _border(
-                logits_ptr, vocab, peak, temperature, border, top, wanted, False, BLOCK
-            )
+            border = _border(logits_ptr, vocab, peak, scale, border, top, wanted, False, BLOCK)
             above, above_weight, ties, tie_weight = _ranking_at(
-                logits_ptr, vocab, peak, temperature, border, BLOCK
+                logits_ptr, vocab, peak, scale, border, BLOCK
             )
         # A tie stays while the weight before it is short of what is wanted.
         short = tl.maximum(wanted - above_weight, 0.0)
@@ -140,13 +136,13 @@ def _candidates(logits_ptr, vocab, peak, temperature, top, top_k, top_p, BLOCK: 
 
 
 @triton.jit
-def _weight_from(logits_ptr, vocab, peak, temperature, min_p, BLOCK: tl.constexpr):
+def _weight_from(logits_ptr, vocab, peak, scale, min_p, BLOCK: tl.constexpr):
     """How many tokens weigh at least min_p, and the sum of their weights."""
     count = tl.zeros([BLOCK], tl.int32)
     weight = tl.zeros([BLOCK], tl.float64)
     for start in range(0, vocab, BLOCK):
         logits, mask = _load(logits_ptr, start, vocab, BLOCK)
-        weights = tl.exp((logits - peak) / temperature).to(tl.float64)
+        weights = tl.exp2((logits - peak) * scale).to(tl.float64)
         kept = mask & (weights >= min_p)
         count += kept.to(tl.int32)
         weight += tl.where(kept, weights, 0.0)
@@ -155,17 +151,17 @@ def _weight_from(logits_ptr, vocab, peak, temperature, min_p, BLOCK: tl.constexp
 
 @triton.jit
 def _draw_along_ranking(
-    logits_ptr, vocab, peak, temperature, top_k, top_p, min_p, uniform, BLOCK: tl.constexpr
+    logits_ptr, vocab, peak, scale, top_k, top_p, min_p, uniform, BLOCK: tl.constexpr
 ):
     """The token of the ranking where the cumulative weight exceeds a share of the candidates'."""
     top = tl.sum(_keys(tl.full([1], 0.0, tl.float32) + peak), 0).to(tl.int64)
     border, above, above_weight, ties, tie_weight = _candidates(
-        logits_ptr, vocab, peak, temperature, top, top_k, top_p, BLOCK
+        logits_ptr, vocab, peak, scale, top, top_k, top_p, BLOCK
     )
     candidates = above_weight + ties * tie_weight
     if min_p > 0:
         # Weights fall along the ranking, so min_p cuts a head off it too.
-        count, weight = _weight_from(logits_ptr, vocab, peak, temperature, min_p, BLOCK)
+        count, weight = _weight_from(logits_ptr, vocab, peak, scale, min_p, BLOCK)
         if count <= above:
             candidates = weight
     # A product that rounds up to the total would find no place.
@@ -175,13 +171,13 @@ def _draw_along_ranking(
         border += 1
         while border < top:
             middle = (border + top + 1) >> 1
-            _, weight = _measure(logits_ptr, vocab, peak, temperature, middle, BLOCK)
+            _, weight = _measure(logits_ptr, vocab, peak, scale, middle, BLOCK)
             if weight > target:
                 border = middle
             else:
                 top = middle - 1
         above, above_weight, ties, tie_weight = _ranking_at(
-            logits_ptr, vocab, peak, temperature, border, BLOCK
+            logits_ptr, vocab, peak, scale, border, BLOCK
         )
     place = tl.floor((target - above_weight) / tl.maximum(tie_weight, 1e-300))
     place = tl.minimum(tl.maximum(place, 0.0), (ties - 1).to(tl.float64)).to(tl.int64)
@@ -204,16 +200,16 @@ def _nth_of_key(logits_ptr, vocab, key, place, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw_along_ids(logits_ptr, vocab, peak, temperature, min_p, uniform, BLOCK: tl.constexpr):
+def _draw_along_ids(logits_ptr, vocab, peak, scale, min_p, uniform, BLOCK: tl.constexpr):
     """The first id where the cumulative weight exceeds a share of the total."""
-    _, total = _weight_from(logits_ptr, vocab, peak, temperature, min_p, BLOCK)
+    _, total = _weight_from(logits_ptr, vocab, peak, scale, min_p, BLOCK)
     target = uniform * total
     before = tl.full([], 0.0, tl.float64)
     token = tl.full([], 0, tl.int32)  # the last candidate so far, until the place is found
     found = tl.full([], 0, tl.int32)
     for start in range(0, vocab, BLOCK):
         logits, mask = _load(logits_ptr, start, vocab, BLOCK)
-        weights = tl.exp((logits - peak) / temperature).to(tl.float64)
+        weights = tl.exp2((logits - peak) * scale).to(tl.float64)
         kept = mask & (weights >= min_p) & (weights > 0)
         weights = tl.where(kept, weights, 0.0)
         cumulative = before + tl.cumsum(weights, 0)
@@ -240,6 +236,7 @@ def _draw_kernel(
     of_row = params_ptr + tl.program_id(0) * 8
     row = tl.load(of_row)
     temperature = tl.load(of_row + 1).to(tl.float64, bitcast=True).to(tl.float32)
+    scale = 1.4426950408889634 / temperature  # weights are powers of two, as the twin's
     top_k = tl.load(of_row + 2)
     top_p = tl.load(of_row + 3).to(tl.float64, bitcast=True)
     min_p = tl.load(of_row + 4).to(tl.float64, bitcast=True)
@@ -254,10 +251,10 @@ def _draw_kernel(
         return  # a broken row keeps its greedy token; the step's result reports it
     token = tl.full([], 0, tl.int32)
     if ranked == 0:
-        token = _draw_along_ids(logits_ptr, vocab, peak, temperature, min_p, uniform, BLOCK)
+        token = _draw_along_ids(logits_ptr, vocab, peak, scale, min_p, uniform, BLOCK)
     else:
         token = _draw_along_ranking(
-            logits_ptr, vocab, peak, temperature, top_k, top_p, min_p, uniform, BLOCK
+            logits_ptr, vocab, peak, scale, top_k, top_p, min_p, uniform, BLOCK
         )
     tl.store(tokens_ptr + row, token.to(tl.int64))
 
