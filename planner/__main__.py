@@ -19,8 +19,8 @@ from bench.statistics import spread_ms
 from bench.traces import TraceError, block_tokens, read_trace
 from planner.cost import Cost, LinearCost, ProfiledCost, ProfileError
 from planner.replay import Replay, replay
+from scheduler.limits import SchedulerLimits
 from scheduler.policy import POLICIES
-from scheduler.scheduler import SchedulerLimits
 from scheduler.types import KVCapacity
 
 

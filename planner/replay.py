@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from bench.traces import TraceRow
 from engine.simulated import SimulatedResult, VirtualClock
 from planner.cost import Cost
+from scheduler.limits import SchedulerLimits
 from scheduler.loop import ServingLoop
 from scheduler.policy import Policy
-from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.scheduler import Scheduler
 from scheduler.types import (
     Command,
     Drain,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass
 from operator import attrgetter
 
 from scheduler.batch import Batch
 from scheduler.draft import Draft
 from scheduler.entry import Entry
+from scheduler.limits import SchedulerLimits
 from scheduler.pace import Pace
 from scheduler.policy import Policy, max_total_tokens, never_fits
 from scheduler.prefix import Digest, KeyChain, sha256
@@ -42,26 +42,6 @@ from scheduler.types import (
 )
 
 _by_key = attrgetter("key")
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What a step and the queue may hold.
-
-    `max_step_tokens` is the token budget of a step. Together at most `max_running` + `max_waiting`
-    requests are accepted and unfinished; `max_running` of them can have a slot. Admission leaves
-    `watermark_blocks` available while something runs. A row of prefill has at most
-    `max_chunk_tokens`; None leaves it to the budget. A step that decodes is paced to
-    `max_step_seconds`, the target of TPOT, by taking fewer prompt tokens; None does not pace.
-    """
-
-    max_step_tokens: int
-    max_waiting: int
-    max_running: int
-    watermark_blocks: int
-    prefix_caching: bool = True
-    max_chunk_tokens: int | None = None
-    max_step_seconds: float | None = None
 
 
 class Scheduler:

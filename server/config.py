@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 
 
 class ConfigError(ValueError):

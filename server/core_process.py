@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelFileError
+from scheduler.limits import SchedulerLimits
 from scheduler.loop import Engine, EngineFailed, ServingLoop
 from scheduler.policy import POLICIES, Policy, max_total_tokens
-from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.scheduler import Scheduler
 from scheduler.types import KVCapacity
 from server.config import EngineConfig
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 from scheduler.types import Finished, KVCapacity, KVMap, Request, StepStats, Submit, Tokens
 from server.config import EngineConfig
 

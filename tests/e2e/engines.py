@@ -16,9 +16,10 @@ from engine.loading import LoadedModel, load_model
 from engine.native_cpu import NativeOptions, refusal
 from engine.native_runner import load_native, open_native
 from engine.torch_engine import TorchEngine
+from scheduler.limits import SchedulerLimits
 from scheduler.loop import ServingLoop
 from scheduler.policy import FirstComeFirstServed
-from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.scheduler import Scheduler
 from scheduler.types import (
     Command,
     Drain,

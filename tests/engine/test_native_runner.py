@@ -13,8 +13,9 @@ from engine.loading import load_model
 from engine.native_cpu import NativeOptions
 from engine.native_runner import load_native, open_native
 from engine.torch_engine import TorchEngine
+from scheduler.limits import SchedulerLimits
 from scheduler.policy import FirstComeFirstServed
-from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.scheduler import Scheduler
 from scheduler.types import Request, SamplingParams, Submit, TokenLogprobs, Tokens
 from tests.support.models import VOCAB_SIZE, save_tiny_model
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.loading import LoadedModel, load_model
 from engine.torch_engine import TorchEngine, TorchRunner
+from scheduler.limits import SchedulerLimits
 from scheduler.loop import ServingLoop
 from scheduler.policy import FirstComeFirstServed
-from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.scheduler import Scheduler
 from scheduler.types import (
     Command,
     Drain,

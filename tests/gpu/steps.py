@@ -19,9 +19,10 @@ from engine.gpu_linear import convert_linears
 from engine.kv_cache import available_memory, kv_bytes_per_token
 from engine.loading import LoadedModel
 from engine.torch_engine import TorchEngine
+from scheduler.limits import SchedulerLimits
 from scheduler.loop import ServingLoop
 from scheduler.policy import FirstComeFirstServed
-from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.scheduler import Scheduler
 from scheduler.types import (
     Command,
     Drain,

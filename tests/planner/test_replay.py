@@ -12,8 +12,8 @@ from bench.traces import TraceRow, block_tokens, read_trace
 from planner.__main__ import main
 from planner.cost import Curve, LinearCost, ProfiledCost, ProfileError
 from planner.replay import Replay, replay
+from scheduler.limits import SchedulerLimits
 from scheduler.policy import FirstComeFirstServed
-from scheduler.scheduler import SchedulerLimits
 from scheduler.types import KVCapacity
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

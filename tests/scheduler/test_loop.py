@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.simulated import SimulatedEngine, VirtualClock
+from scheduler.limits import SchedulerLimits
 from scheduler.loop import EngineFailed, PendingResult, ServingLoop
 from scheduler.policy import FirstComeFirstServed
-from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.scheduler import Scheduler
 from scheduler.types import (
     Abort,
     Command,

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.simulated import SimulatedEngine, VirtualClock
+from scheduler.limits import SchedulerLimits
 from scheduler.loop import ServingLoop
 from scheduler.pace import Pace
 from scheduler.policy import FirstComeFirstServed
-from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.scheduler import Scheduler
 from scheduler.types import (
     Command,
     Drain,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 from engine.simulated import SimulatedEngine
+from scheduler.limits import SchedulerLimits
 from scheduler.policy import FirstComeFirstServed
-from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.scheduler import Scheduler
 from scheduler.types import (
     Abort,
     Inspect,

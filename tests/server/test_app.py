@@ -10,7 +10,7 @@ import threading
 import httpx
 import pytest
 
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 from server import inference
 from server.app import create_app
 from server.config import ServerConfig

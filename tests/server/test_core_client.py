@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 from scheduler.types import Finished, FinishReason, StepStats, Tokens
 from server.core_client import (
     CoreClient,

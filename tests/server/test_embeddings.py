@@ -18,7 +18,7 @@ from engine.loading import load_model
 from engine.native_cpu import NativeOptions, refusal
 from engine.native_runner import load_native, open_native
 from engine.torch_engine import TorchEngine
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 from server.completions import read_prompts
 from tests.support.http_server import COMPLETIONS, MODEL_VOCAB_SIZE, House, house, in_loop
 from tests.support.models import save_tiny_model

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 from scheduler.types import KVCapacity, StepStats
 from server.metrics import Metrics
 from tests.support.http_server import (

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 from server.config import ServerConfig
 from tests.support.http_server import (
     CHAT,

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 from server.config import ServerConfig
 from server.sse import EventStream, to_json
 from tests.support.http_server import (

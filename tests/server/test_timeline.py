@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 from scheduler.types import (
     FinishReason,
     FirstToken,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 from scheduler.types import (
     Finished,
     FinishReason,

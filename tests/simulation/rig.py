@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.simulated import SimulatedEngine, SimulatedResult, VirtualClock
+from scheduler.limits import SchedulerLimits
 from scheduler.policy import FirstComeFirstServed, Policy
 from scheduler.prefix import BlockKey, Digest, sha256
-from scheduler.scheduler import Scheduler, SchedulerLimits
+from scheduler.scheduler import Scheduler
 from scheduler.types import (
     Abort,
     Event,

@@ -19,7 +19,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from scheduler.scheduler import SchedulerLimits
+from scheduler.limits import SchedulerLimits
 from scheduler.types import KVCapacity, SamplingParams, StepPlan, TokenLogprobs
 from server.app import create_app
 from server.config import ServerConfig

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from scheduler.limits import SchedulerLimits
 from scheduler.loop import Engine
 from scheduler.policy import FirstComeFirstServed, Policy
-from scheduler.scheduler import SchedulerLimits
 from scheduler.types import KVCapacity, Request, StepPlan, StepResult
 from server.config import EngineConfig
 from server.core_client import CoreClient, CoreState
