@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 KERNELS := $(wildcard engine/kernels/cpu/*.cpp engine/kernels/cpu/*.h) $(wildcard setup.py)
 ARGS ?=
 
-.PHONY: serve chat test test-quick lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs test-prometheus test-console bench-overhead image test-schemas bench-grammar clean
+.PHONY: serve chat test test-quick lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs test-prometheus test-console test-clients test-clients-node test-fuzz bench-overhead image test-schemas bench-grammar clean
 
 serve: $(VENV)/.ready
 	$(BIN)/paceline serve $(ARGS)
@@ -52,6 +52,30 @@ test-console: $(VENV)/.ready-dev
 # Streaming through one API process, with and without timelines, log lines and scrapes.
 bench-overhead: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.overhead.bench $(ARGS)
+
+# Real clients on a scripted server, each in an environment of its own; the last line says what
+# was seen. EXAMPLES are requests that schemathesis makes of our OpenAPI document.
+EXAMPLES ?= 10000
+CLIENTS := .venv-clients
+NODE_CLIENTS := tests/clients/node/node_modules
+
+test-clients: $(VENV)/.ready-dev $(CLIENTS)/.ready
+	$(BIN)/python -m tests.clients.run python
+
+test-clients-node: $(VENV)/.ready-dev $(NODE_CLIENTS)/.ready
+	$(BIN)/python -m tests.clients.run node
+
+test-fuzz: $(VENV)/.ready-dev $(CLIENTS)/.ready
+	$(BIN)/python -m tests.clients.run fuzz --examples $(EXAMPLES)
+
+$(CLIENTS)/.ready: tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check -q install -r $<
+	@touch $@
+
+$(NODE_CLIENTS)/.ready: tests/clients/node/package.json
+	cd tests/clients/node && npm install --no-audit --no-fund --no-package-lock
+	@touch $@
 
 # Where Docker is: the small CPU image, or TARGET=cuda. TORCH_ARGS="--index-url <address>" takes
 # torch from an index of CPU builds, which saves gigabytes.

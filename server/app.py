@@ -123,7 +123,7 @@ def create_app(
     app.router.routes.append(Route("/v1/embeddings", embeddings_route(services), methods=["POST"]))
     add_anthropic(app, services)
     responses.add_to(app)
-    add_openapi(app)
+    add_openapi(app, core)
     _handle_errors(app, metrics)
     _wrap(app, config, metrics)
     app.add_middleware(

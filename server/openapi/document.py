@@ -96,11 +96,14 @@ def _made_default(model: type[BaseModel], name: str) -> Any:
 
 
 @functools.cache
-def document(version: str) -> Json:
+def document(version: str, served: str | None = None) -> Json:
+    """`served` is the one name of a model that is taken, once it is known."""
     parts: Json = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
     bodies = {op.body for op in OPERATIONS if op.body is not None}
     for model in sorted(bodies, key=model_name):
         parts[model_name(model)] = body_schema(model, parts)
+        if served is not None and "model" in parts[model_name(model)]["properties"]:
+            parts[model_name(model)]["properties"]["model"] |= {"enum": [served]}
     paths: dict[str, Json] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)

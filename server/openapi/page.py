@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from server.answers import Json
+from server.core_client import CoreClient
 from server.openapi.document import document
 from server.status import version
 
@@ -29,22 +30,25 @@ td,th{border-color:#3a3f44}h2 small{color:#a0a6ad}}
 """
 
 
-def add_openapi(app: FastAPI) -> None:
+def add_openapi(app: FastAPI, core: CoreClient) -> None:
+    def served() -> str | None:
+        return None if core.info is None else core.info.model_name
+
     async def openapi(request: Request) -> Response:
         del request
-        return JSONResponse(document(version()))
+        return JSONResponse(document(version(), served()))
 
     async def docs(request: Request) -> Response:
         del request
-        return HTMLResponse(page(version()))
+        return HTMLResponse(page(version(), served()))
 
     app.router.add_route("/openapi.json", openapi, methods=["GET"])
     app.router.add_route("/docs", docs, methods=["GET"])
 
 
 @functools.cache
-def page(version: str) -> str:
-    made = document(version)
+def page(version: str, served: str | None = None) -> str:
+    made = document(version, served)
     parts = made["components"]["schemas"]
     sections = [
         _section(path, method, operation, parts)
