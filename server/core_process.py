@@ -1,7 +1,7 @@
-"""The engine process: builds engine and scheduler, runs the loop, talks over one socket.
+"""The engine process: has the core built, runs the loop, talks over one socket.
 
-The only file of server/ that builds engines; everything heavy is imported inside functions, so
-that a thread of a test can use `run_core` without torch. Knows no HTTP and no text.
+It imports nothing heavy, so that a thread of a test can use `run_core` without torch; core_build
+builds the real engine. Knows no HTTP and no text.
 
 The parent hands over a connected Unix socket pair as a file descriptor: a private channel, with
 no name in the file system that another user could connect to or that could be left behind.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -20,27 +19,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from engine.errors import ModelFileError
 from scheduler.limits import SchedulerLimits
 from scheduler.loop import Engine, EngineFailed, ServingLoop
-from scheduler.policy import POLICIES, Policy, max_total_tokens
+from scheduler.policy import Policy
 from scheduler.scheduler import Scheduler
-from scheduler.types import KVCapacity
-from server.config import EngineConfig
+from server.core_build import Core, Report, build_core
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
-from server.grammar_inbox import Compiler, GrammarInbox
+from server.grammar_inbox import GrammarInbox
 from server.wire import CoreInfo, Failed, FailureKind, Loading, Ready, Start
-
-if TYPE_CHECKING:
-    import torch
-
-    from engine.grammar import GrammarCompiler
-    from engine.model_config import ModelConfig
-    from engine.torch_engine import TorchEngine
 
 log = logging.getLogger("paceline.core")
 
@@ -48,21 +37,6 @@ EXIT_DONE = 0
 EXIT_ENGINE = 1
 EXIT_MODEL = 2
 _FLUSH_SECONDS = 2.0
-
-Report = Callable[[str, int, int], None]  # stage, done, total
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """What a core consists of, once it is built."""
-
-    engine: Engine
-    limits: SchedulerLimits
-    policy: Policy
-    info: CoreInfo
-    depth: int
-    grammars: Compiler | None = None
-
 
 Build = Callable[[Start, Report], Core]
 
@@ -161,255 +135,6 @@ def start_core_thread(
     thread = threading.Thread(target=run, name="core", daemon=True)
     thread.start()
     return CoreThread(ours, thread, codes)
-
-
-# --- the engine ----------------------------------------------------------------------------------
-
-
-def build_core(start: Start, report: Report) -> Core:
-    """The core of a real model, warm. Raises ModelFileError for what a person can put right."""
-    import torch
-
-    from engine.loading import load_config
-
-    begin = time.monotonic()
-    config, limits = start.config, start.limits
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    report("reading the model", 0, 0)
-    device = _choose_device(config.device)
-    model = load_config(Path(config.model))
-    kernels = _choose_kernels(config, device, model)
-    built = (_build_native if kernels == "native" else _build_torch)(start, model, device, report)
-    engine, capacity = built.engine, built.engine.capacity
-    report("warming up", 0, 0)
-    # A GPU must meet its worst step before clients do; a CPU only has to load its libraries.
-    engine.warm_up(max_step_tokens=limits.max_step_tokens if device.type == "cuda" else 8)
-    # What is loaded stays: the collector need not walk it again and again.
-    gc.collect()
-    gc.freeze()
-    info = CoreInfo(
-        model_name=config.served_model_name,
-        max_model_len=max_total_tokens(capacity),
-        context_length=model.context_length,
-        vocab_size=model.vocab_size,
-        eos_token_ids=tuple(sorted({*model.eos_token_ids, *start.eos_token_ids})),
-        capacity=capacity,
-        limits=limits,
-        dtype=built.weights,
-        device=_device_name(device, built.num_threads),
-        kernels=kernels,
-        notes=built.notes,
-        load_seconds=time.monotonic() - begin,
-    )
-    return Core(
-        engine=engine,
-        limits=replace(limits, watermark_blocks=capacity.num_blocks // 100),
-        policy=POLICIES[config.policy](),
-        info=info,
-        depth=config.depth,
-        grammars=built.grammars,
-    )
-
-
-def _grammars(start: Start, model: ModelConfig) -> GrammarCompiler | None:
-    """None without a tokenizer's vocabulary, or with one that cannot end an answer."""
-    from engine.grammar import GrammarCompiler, Vocabulary
-
-    size = min(start.vocab_limit, model.vocab_size)
-    ends = {*model.eos_token_ids, *start.eos_token_ids}
-    eos_token_ids = tuple(sorted(end for end in ends if end < size))
-    if not start.tokens or not eos_token_ids:
-        return None
-    special_ids = tuple(index for index in start.special_ids if index < size)
-    return GrammarCompiler(Vocabulary(start.tokens[:size], special_ids, eos_token_ids))
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """An engine that is not warm yet, the form of its weights and lines for people."""
-
-    engine: TorchEngine
-    weights: str
-    notes: tuple[str, ...]
-    num_threads: int
-    grammars: GrammarCompiler | None
-
-
-def _choose_kernels(config: EngineConfig, device: torch.device, model: ModelConfig) -> str:
-    """native where it can be and nothing else was asked for. Raises ModelFileError."""
-    from engine.native_cpu import refusal
-
-    if config.cpu_kernels == "reference" or device.type != "cpu":
-        return "torch"
-    reason = refusal(model)
-    if reason is None and config.block_size % 16:
-        reason = f"--block-size {config.block_size} is no multiple of 16"
-    if reason is None and config.dtype not in ("auto", "float32"):
-        reason = f"--dtype {config.dtype} is for the reference kernels on a CPU"
-    if reason is None:
-        return "native"
-    if config.cpu_kernels == "native":
-        raise ModelFileError(f"--cpu-kernels native: {reason}")
-    log.warning("reference kernels: %s", reason)
-    return "torch"
-
-
-def _build_native(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
-    """Quantised weights stay as they are in the file; KV is float16, or float32 if asked for."""
-    import torch
-
-    from engine.native_cpu import NativeOptions, physical_cores
-    from engine.native_runner import load_native, open_native
-    from engine.torch_engine import TorchEngine
-
-    config = start.config
-    kv_dtype = torch.float32 if config.dtype == "float32" else torch.float16
-    file = open_native(Path(config.model))
-    capacity, formula = _size_cache(model, start, device, kv_dtype)
-    report("packing weights", 0, 0)
-    options = NativeOptions(
-        num_blocks=capacity.num_blocks,
-        block_size=capacity.block_size,
-        max_model_len=capacity.max_model_len,
-        max_step_tokens=max(start.limits.max_step_tokens, capacity.num_slots),
-        num_threads=config.threads or physical_cores(),
-        kv_half=kv_dtype is torch.float16,
-    )
-    grammars = _grammars(start, model)
-    engine = TorchEngine(
-        file,
-        device=device,
-        dtype=kv_dtype,
-        num_blocks=capacity.num_blocks,
-        block_size=capacity.block_size,
-        num_slots=capacity.num_slots,
-        max_model_len=capacity.max_model_len,
-        vocab_limit=start.vocab_limit,
-        runner=load_native(file, options),
-        grammars=grammars,
-    )
-    form = "quantised" if file.weights.quantised else model.checkpoint_dtype
-    return Built(engine, form, (formula,), options.num_threads, grammars)
-
-
-def _build_torch(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
-    import torch
-
-    from engine.loading import load_model
-    from engine.torch_engine import TorchEngine
-
-    config = start.config
-    dtype = _choose_dtype(config.dtype, device, model)
-    loaded = load_model(
-        Path(config.model),
-        dtype=dtype,
-        device=device,
-        progress=lambda done, total: report("loading weights", done, total),
-        max_model_len=config.max_model_len,
-    )
-    for warning in loaded.warnings:
-        log.warning("%s", warning)
-    report("making the KV cache", 0, 0)
-    capacity, formula = _size_cache(model, start, device, dtype)
-    grammars = _grammars(start, model)
-    engine = TorchEngine(
-        loaded,
-        device=device,
-        dtype=dtype,
-        num_blocks=capacity.num_blocks,
-        block_size=capacity.block_size,
-        num_slots=capacity.num_slots,
-        max_model_len=capacity.max_model_len,
-        vocab_limit=start.vocab_limit,
-        grammars=grammars,
-    )
-    threads = torch.get_num_threads()
-    return Built(engine, str(dtype).removeprefix("torch."), (formula,), threads, grammars)
-
-
-def _choose_device(name: str) -> torch.device:
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ModelFileError("--device cuda: there is no CUDA device that torch can use")
-    return torch.device(name)
-
-
-def _choose_dtype(name: str, device: torch.device, model: ModelConfig) -> torch.dtype:
-    """auto: float32 on a CPU; on a GPU the checkpoint's type, bfloat16 for float32 or quantised."""
-    import torch
-
-    if name == "auto" and device.type == "cpu":
-        name = "float32"
-    elif name == "auto":
-        stored = model.checkpoint_dtype
-        name = stored if stored in ("float16", "bfloat16") else "bfloat16"
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _device_name(device: torch.device, num_threads: int) -> str:
-    import torch
-
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    return f"cpu ({num_threads} threads)"
-
-
-def _size_cache(
-    model: ModelConfig, start: Start, device: torch.device, dtype: torch.dtype
-) -> tuple[KVCapacity, str]:
-    """How many blocks, and the line that says why. Raises ModelFileError if they do not fit.
-
-    Without --kv-memory it is what `max_running` sequences of full length could use, but on a GPU
-    at most nine tenths of the free memory, on a CPU at most a quarter of it and no more than four
-    such sequences or 2 GiB: RAM is shared with everything else on the machine.
-    """
-    from engine.kv_cache import (
-        available_memory,
-        blocks_for,
-        describe,
-        kv_bytes_per_token,
-        useful_blocks,
-    )
-
-    config = start.config
-    max_model_len = config.max_model_len or model.context_length
-    if max_model_len > model.context_length and model.rope.type != "dynamic":
-        raise ModelFileError(
-            f"--max-model-len {max_model_len}: the model's context is {model.context_length}"
-        )
-    free = available_memory(device)
-    bytes_per_token = kv_bytes_per_token(model, dtype)
-    memory = config.kv_memory
-    if memory is None and device.type == "cuda":
-        memory = free * 9 // 10
-    elif memory is None:
-        memory = min(free // 4, max(2 << 30, 4 * max_model_len * bytes_per_token))
-    elif memory > free:
-        raise ModelFileError(
-            f"--kv-memory {memory / 2**30:.2f}GiB: only {free / 2**30:.2f} GiB are free"
-        )
-    try:
-        num_blocks = blocks_for(
-            memory, bytes_per_token=bytes_per_token, block_size=config.block_size
-        )
-    except ValueError as error:
-        raise ModelFileError(str(error)) from None
-    if config.kv_memory is None:
-        useful = useful_blocks(
-            max_running=start.limits.max_running,
-            max_model_len=max_model_len,
-            block_size=config.block_size,
-        )
-        num_blocks = min(num_blocks, useful)
-    max_model_len = min(max_model_len, num_blocks * config.block_size)
-    capacity = KVCapacity(num_blocks, config.block_size, start.limits.max_running, max_model_len)
-    return capacity, describe(model, dtype, num_blocks=num_blocks, block_size=config.block_size)
 
 
 # --- the process ----------------------------------------------------------------------------------

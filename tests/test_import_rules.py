@@ -26,7 +26,7 @@ COMMAND = {
     ("server/__main__.py", "bench.__main__"),
     ("server/__main__.py", "planner.__main__"),
 }
-# Modules of engine that build or run models; in server only core_process may import them.
+# Modules of engine that build or run models; in server only core_build may import them.
 ENGINE_WITHOUT_TORCH = {
     "engine.gguf_file",
     "engine.errors",
@@ -85,11 +85,11 @@ def test_scheduler_imports_the_standard_library_only() -> None:
     assert not wrong
 
 
-def test_only_the_core_process_builds_engines() -> None:
+def test_only_core_build_builds_engines() -> None:
     wrong = [
         f"{path.name} imports {module}"
         for path in sources("server")
-        if path.name != "core_process.py"
+        if path.name != "core_build.py"
         for module, _ in imports(path)
         if module.startswith("engine") and not within(module, ENGINE_WITHOUT_TORCH)
     ]

@@ -18,7 +18,7 @@ from tokenizers import models
 from scheduler.policy import FirstComeFirstServed
 from scheduler.types import KVCapacity, StepPlan, StepResult
 from server.config import parse_settings
-from server.core_process import Core, Report
+from server.core_build import Core, Report
 from server.core_process import main as core_main
 from server.logs import configure_logging
 from server.serve import bind, live

@@ -18,9 +18,10 @@ from engine.errors import ModelFileError
 from scheduler.policy import FirstComeFirstServed
 from scheduler.types import Finished, FinishReason, Tokens
 from server.config import DEFAULT_LIMITS, EngineConfig
+from server.core_build import build_core
 from server.core_channel import CoreInbox
 from server.core_client import CoreClient, CoreState
-from server.core_process import EXIT_DONE, EXIT_ENGINE, CoreThread, build_core, start_core_thread
+from server.core_process import EXIT_DONE, EXIT_ENGINE, CoreThread, start_core_thread
 from server.supervisor import Supervisor, spawn_core
 from server.wire import (
     Commands,

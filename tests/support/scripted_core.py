@@ -18,7 +18,8 @@ from pathlib import Path
 
 from engine.errors import ModelFileError
 from scheduler.policy import FirstComeFirstServed
-from server.core_process import Core, Report, main
+from server.core_build import Core, Report
+from server.core_process import main
 from server.wire import Start
 from tests.support.scripted_engine import CAPACITY, ScriptedEngine, info_for
 
