@@ -153,6 +153,14 @@ class NativeModel:
         )
         return logits
 
+    def choose(self, logits: library.LogitsView, choices: int, chosen: library.Chosen) -> None:
+        """Choose and score tokens, see api.h; `choices` is the address of the rows' parameters."""
+        check(
+            self._library.paceline_choose(
+                self._handle, ctypes.byref(logits), choices, ctypes.byref(chosen)
+            )
+        )
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole KV blocks, (source, target) each, in order."""
         array = np.array(pairs, dtype=np.int32).reshape(-1, 2)

@@ -19,6 +19,7 @@ from engine.gguf_file import open_gguf
 from engine.loading import load_config
 from engine.model_config import ModelConfig
 from engine.native_cpu import Matrices, NativeModel, NativeOptions
+from engine.native_sampling import NativeChooser
 from engine.native_weights import GGUFMatrices, TensorMatrices
 from engine.safetensors_files import SafetensorsWeights
 
@@ -31,12 +32,15 @@ class NativeFile:
     weights: Matrices
 
 
-def open_native(path: Path) -> NativeFile:
-    """A Hugging Face directory or .gguf file; weights are read later. Raises ModelFileError."""
+def open_native(path: Path, *, quantise: bool = False) -> NativeFile:
+    """A Hugging Face directory or .gguf file; weights are read later. Raises ModelFileError.
+
+    `quantise` rounds weights that are stored as floats to 8 bits.
+    """
     config = load_config(path)
     if path.is_dir():
-        return NativeFile(config, TensorMatrices(SafetensorsWeights(path), quantise=False))
-    return NativeFile(config, GGUFMatrices(open_gguf(path), config))
+        return NativeFile(config, TensorMatrices(SafetensorsWeights(path), quantise=quantise))
+    return NativeFile(config, GGUFMatrices(open_gguf(path), config, quantise=quantise))
 
 
 def load_native(file: NativeFile, options: NativeOptions) -> NativeRunner:
@@ -49,6 +53,7 @@ class NativeRunner:
 
     def __init__(self, model: NativeModel) -> None:
         self._model = model
+        self.chooser = NativeChooser(model.choose)  # for the sampler; on the model's threads
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._model.copy_blocks(pairs)

@@ -33,9 +33,19 @@ class PromptScorer:
     """Knows by slot how long the prompt is and whether its log-probabilities are asked for."""
 
     def __init__(
-        self, *, num_slots: int, vocab_size: int, vocab_limit: int, device: torch.device
+        self,
+        *,
+        num_slots: int,
+        vocab_size: int,
+        vocab_limit: int,
+        device: torch.device,
+        logprobs: Callable[..., Logprobs],
     ) -> None:
-        """Ids from `vocab_limit` on are padding and have no probability."""
+        """Ids from `vocab_limit` on are padding and have no probability.
+
+        `logprobs` is Logprobs.of or its equal.
+        """
+        self._logprobs = logprobs
         self._num_prompt_tokens = np.zeros(num_slots, dtype=np.int64)
         self._num_top = np.full(num_slots, -1, dtype=np.int64)
         self._vocab_limit = vocab_limit
@@ -78,7 +88,7 @@ class PromptScorer:
         ):
             scores = logits(hidden[part])
             scores[:, self._vocab_limit :] = -torch.inf
-            parts.append(Logprobs.of(scores, of_part, num_top=most))
+            parts.append(self._logprobs(scores, of_part, num_top=most))
         return ScoredPrompts(
             rows=tuple(rows.tolist()),
             counts=tuple(counts.tolist()),

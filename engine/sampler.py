@@ -61,6 +61,33 @@ class Samples:
     grammar: GrammarStep | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Tokens of all rows; `logprobs` of the rows that want them, in order, or None."""
+
+    token_ids: Tensor  # [rows] int64
+    peaks: Tensor  # [rows] float32: the best logit; not finite where the row is broken
+    logprobs: Logprobs | None
+
+
+class Chooser(Protocol):
+    """Another form of the last part of the sampler: from final logits to tokens and their scores.
+
+    With the same rules as engine.draw and engine.logprobs.
+    """
+
+    def choose(self, logits: Tensor, columns: NDArray[np.void], indices: Ints) -> Choice:
+        """For logits [rows, vocab_limit] float32 with the parameters `columns` [rows].
+
+        `indices` [rows]: how many tokens each sequence has generated before.
+        """
+        ...
+
+    def logprobs(self, logits: Tensor, token_ids: Tensor, *, num_top: int) -> Logprobs:
+        """Logprobs.of."""
+        ...
+
+
 class SamplerKernels(Protocol):
     """Fused forms of the two parts of the sampler that cost most, for a device that has them."""
 
@@ -106,10 +133,11 @@ class Sampler:
         device: torch.device,
         grammars: GrammarCompiler | None = None,
         kernels: SamplerKernels | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         """`vocab_limit`: ids from here on are padding of the model's vocab_size, never sampled."""
         assert 0 < vocab_limit <= vocab_size
-        self._kernels = kernels
+        self._kernels, self._chooser = kernels, chooser
         self._vocab_size, self._vocab_limit = vocab_size, vocab_limit
         self._device = device
         self._table = np.zeros(num_slots, dtype=SLOT_COLUMNS)
@@ -193,36 +221,40 @@ class Sampler:
         states, faults = self._grammars.mask(logits, slots, unwanted)
         self._ban(logits, {row: ids for row, ids in unwanted.items() if row not in states})
 
+        choose = self._choose if self._chooser is None else self._chooser.choose
+        choice = choose(logits, columns, lengths - columns["num_prompt_tokens"])
+        wanted = np.flatnonzero(columns["num_logprobs"] >= 0)
+        return Samples(
+            choice.token_ids,
+            choice.peaks,
+            logprob_rows=tuple(wanted.tolist()),
+            num_top=tuple(columns["num_logprobs"][wanted].tolist()),
+            logprobs=choice.logprobs,
+            grammar=self._grammars.watch(states, faults, choice.token_ids),
+        )
+
+    def _choose(self, logits: Tensor, columns: NDArray[np.void], indices: Ints) -> Choice:
+        """Implements Chooser.choose in torch: the definition that others are held against."""
         peaks, token_ids = logits.max(1)
-        random = np.flatnonzero(~columns["greedy"])
-        for part in self._parts(random):
-            indices = lengths[part] - columns["num_prompt_tokens"][part]
+        for part in self._parts(np.flatnonzero(~columns["greedy"])):
             if self._kernels is not None:
                 self._kernels.draw(
-                    logits, peaks, token_ids, columns[part], rows=part, indices=indices
+                    logits, peaks, token_ids, columns[part], rows=part, indices=indices[part]
                 )
                 continue
             rows = self._upload(part)
-            drawn = self._draw(logits[rows], peaks[rows], columns[part], indices)
+            drawn = self._draw(logits[rows], peaks[rows], columns[part], indices[part])
             token_ids[rows] = drawn
 
         wanted = np.flatnonzero(columns["num_logprobs"] >= 0)
-        grammar = self._grammars.watch(states, faults, token_ids)
         if not len(wanted):
-            return Samples(token_ids, peaks, grammar=grammar)
-        num_top = columns["num_logprobs"][wanted]
+            return Choice(token_ids, peaks, None)
+        num_top = int(columns["num_logprobs"].max())
         parts = []
         for part in self._parts(wanted):
             rows = self._upload(part)
-            parts.append(Logprobs.of(logits[rows], token_ids[rows], num_top=int(num_top.max())))
-        return Samples(
-            token_ids,
-            peaks,
-            logprob_rows=tuple(wanted.tolist()),
-            num_top=tuple(num_top.tolist()),
-            logprobs=Logprobs.joined(parts),
-            grammar=grammar,
-        )
+            parts.append(Logprobs.of(logits[rows], token_ids[rows], num_top=num_top))
+        return Choice(token_ids, peaks, Logprobs.joined(parts))
 
     def _parts(self, rows: Ints) -> list[Ints]:
         """Rows in pieces whose logits stay below MAX_LOGITS."""

@@ -21,9 +21,10 @@ from engine.decoder import Decoder
 from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
 from engine.loading import LoadedModel
+from engine.logprobs import Logprobs
 from engine.pooling import Pooler
 from engine.prompt_scores import PromptScorer
-from engine.sampler import Sampler, SamplerKernels, Samples
+from engine.sampler import Chooser, Sampler, SamplerKernels, Samples
 from engine.step_result import PendingStep, StepTensors, StepTimer
 from scheduler.types import Admission, KVCapacity, SamplingParams, StepPlan
 
@@ -92,12 +93,13 @@ class TorchEngine:
         runner: ModelRunner | None = None,
         grammars: GrammarCompiler | None = None,
         sampler_kernels: SamplerKernels | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         """`dtype` is the KV's. `vocab_limit`: the tokenizer's size, if the model's is padded.
 
         `runner` replaces the one in torch, for `num_blocks` blocks of `block_size` tokens.
         `grammars` is what serves sequences with a grammar; without it they fail.
-        `sampler_kernels` replace parts of the sampler.
+        `sampler_kernels` replace parts of the sampler; `chooser` all that follows its masks.
         """
         self.capacity = KVCapacity(num_blocks, block_size, num_slots, max_model_len)
         self._device = device
@@ -123,9 +125,14 @@ class TorchEngine:
             device=device,
             grammars=grammars,
             kernels=sampler_kernels,
+            chooser=chooser,
         )
         self._prompts = PromptScorer(
-            num_slots=num_slots, vocab_size=vocab_size, vocab_limit=vocab_limit, device=device
+            num_slots=num_slots,
+            vocab_size=vocab_size,
+            vocab_limit=vocab_limit,
+            device=device,
+            logprobs=Logprobs.of if chooser is None else chooser.logprobs,
         )
         self._pooler = Pooler()
         self._faults: dict[int, str] = {}  # of the sequence in a slot; it fails alone

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.logprobs import Logprobs, ranked_ids, row_sums
 from engine.random import uniform
-from engine.sampler import Sampler, Samples
+from engine.sampler import Chooser, Sampler, Samples
 from scheduler.types import Admission, SamplingParams
 
 CPU = torch.device("cpu")
@@ -33,10 +33,16 @@ class Row:
     stop_ids: tuple[int, ...] = ()
 
 
-def sample(rows: list[Row], *, vocab_limit: int | None = None) -> Samples:
+def sample(
+    rows: list[Row], *, vocab_limit: int | None = None, chooser: Chooser | None = None
+) -> Samples:
     vocab = len(rows[0].logits)
     sampler = Sampler(
-        num_slots=len(rows) + 1, vocab_size=vocab, vocab_limit=vocab_limit or vocab, device=CPU
+        num_slots=len(rows) + 1,
+        vocab_size=vocab,
+        vocab_limit=vocab_limit or vocab,
+        device=CPU,
+        chooser=chooser,
     )
     # Slots in another order than rows, and a table full of foreign tokens.
     slots = np.array([len(rows) - i for i in range(len(rows))], dtype=np.int64)
@@ -53,8 +59,10 @@ def sample(rows: list[Row], *, vocab_limit: int | None = None) -> Samples:
     return sampler.sample(logits, slots, np.array(lengths, dtype=np.int64), table)
 
 
-def tokens_of(rows: list[Row], **options: int) -> list[int]:
-    return sample(rows, **options).token_ids.tolist()
+def tokens_of(
+    rows: list[Row], *, vocab_limit: int | None = None, chooser: Chooser | None = None
+) -> list[int]:
+    return sample(rows, vocab_limit=vocab_limit, chooser=chooser).token_ids.tolist()
 
 
 def random_logits(seed: int, vocab: int = VOCAB, scale: float = 2.0) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -59,6 +59,21 @@ class Batch(Structure):
     )
 
 
+class LogitsView(Structure):
+    """paceline_logits_view of api.h."""
+
+    _fields_ = (("logits", c_void_p), ("stride", c_int64), ("rows", c_int32), ("vocab", c_int32))
+
+
+class Chosen(Structure):
+    """paceline_chosen of api.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("tokens", "peaks", "logprobs", "top", "top_ids")),
+        ("max_top", c_int32),
+    )
+
+
 # name -> (result, arguments); arrays are passed as addresses
 _SIGNATURES = {
     "paceline_tier": (c_char_p, ()),
@@ -77,6 +92,8 @@ _SIGNATURES = {
     "paceline_forward": (c_int32, (c_void_p, POINTER(Batch), c_void_p)),
     "paceline_logits": (c_int32, (c_void_p, c_void_p, c_int32, c_void_p)),
     "paceline_copy_blocks": (c_int32, (c_void_p, c_void_p, c_int32)),
+    "paceline_choose": (c_int32, (c_void_p, POINTER(LogitsView), c_void_p, POINTER(Chosen))),
+    "paceline_choose_alone": (c_int32, (c_int32, POINTER(LogitsView), c_void_p, POINTER(Chosen))),
     "paceline_profile": (None, (c_void_p, c_void_p)),
     "paceline_multiply": (
         c_int32,

@@ -8,6 +8,7 @@
 #include "api.h"
 #include "attention.h"
 #include "linear.h"
+#include "sampling.h"
 #include "team.h"
 
 namespace paceline {
@@ -54,6 +55,10 @@ class Model {
   int set_norm(int layer, int which, const float* weight);
   int forward(const paceline_batch& batch, float* hidden);
   int logits(const float* hidden, int rows, float* logits);
+  int choose(const paceline_logits_view& logits, const paceline_choice* choices,
+             const paceline_chosen& out) {
+    return sampling_.choose(team_, logits, choices, out);
+  }
   int copy_blocks(const int32_t* pairs, int num_pairs);
   void profile(uint64_t* out);
 
@@ -108,6 +113,7 @@ class Model {
   float* hidden_out_ = nullptr;
   uint64_t phase_ns_[kNumPhaseKinds] = {};
   uint64_t last_mark_ = 0;
+  Sampling sampling_;
   Team team_;
 };
 

@@ -104,6 +104,16 @@ int32_t paceline_attend(int32_t kv_half, int32_t block_size, int32_t num_blocks,
   return 0;
 }
 
+int32_t paceline_choose_alone(int32_t num_threads, const paceline_logits_view* logits,
+                              const paceline_choice* choices, const paceline_chosen* out) {
+  Team team(num_threads, kSamplingPhases);
+  Sampling sampling;
+  if (!sampling.allocate(logits->vocab, num_threads)) return PACELINE_NO_MEMORY;
+  const int32_t result = sampling.choose(team, *logits, choices, *out);
+  team.settle();
+  return result;
+}
+
 void paceline_exp(const float* x, float* out, int32_t count) {
   for (int32_t i = 0; i + kLanes <= count; i += kLanes) store(out + i, exp(load(x + i)));
 }

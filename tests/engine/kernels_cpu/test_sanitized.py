@@ -36,6 +36,7 @@ def test_kernels_are_clean_under_the_sanitizers(tmp_path: Path) -> None:
         [
             *("engine/kernels/cpu/sanitize.sh", tmp_path, " ".join(tiers)),
             *(HERE / "test_multiply.py", HERE / "test_attention.py", HERE / "test_native_model.py"),
+            HERE / "test_sampling.py",
             *("-k", "not families"),
         ],
         cwd=ROOT,
