@@ -74,7 +74,9 @@ def make_engine(kind: str, *, num_blocks: int) -> TorchEngine:
         num_threads=1,  # the answers of any number are the same bits
     )
     runner = load_native(file, options)
-    return TorchEngine(file, device=CPU, dtype=torch.float16, runner=runner, chooser=runner.chooser, **sizes)
+    return TorchEngine(
+        file, device=CPU, dtype=torch.float16, runner=runner, chooser=runner.chooser, **sizes
+    )
 
 
 @dataclass

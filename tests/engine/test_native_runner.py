@@ -47,7 +47,9 @@ def native(path: Path) -> TorchEngine:
         kv_half=False,
     )
     runner = load_native(file, options)
-    return TorchEngine(file, device=CPU, dtype=torch.float32, runner=runner, chooser=runner.chooser, **SIZES)
+    return TorchEngine(
+        file, device=CPU, dtype=torch.float32, runner=runner, chooser=runner.chooser, **SIZES
+    )
 
 
 def reference(path: Path) -> TorchEngine:
