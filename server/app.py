@@ -38,6 +38,7 @@ from server.logprobs import TokenNames
 from server.metrics import CoreFacts, Metrics, SloLimits
 from server.middleware import REQUEST_ID, ContextMiddleware
 from server.openapi.page import add_openapi
+from server.process_watch import watch_process
 from server.recorder import Recorder
 from server.responses.routes import ResponseRoutes
 from server.schemas import parse_chat, parse_completion
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from server.otel import Tracing
 
 BODY_TIMEOUT_SECONDS = 60.0
-LAG_PROBE_SECONDS = 0.25
 
 CHAT = Endpoint(parse_chat, "chatcmpl-", prepare_chat, ChatFormat)
 COMPLETIONS = Endpoint(parse_completion, "cmpl-", prepare_completion, CompletionFormat)
@@ -96,7 +96,9 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        probe = asyncio.create_task(_probe_lag(metrics))
+        probe = asyncio.create_task(
+            watch_process(metrics.loop_lag.observe, metrics.descriptors_exhausted.inc)
+        )
         try:
             yield
         finally:
@@ -188,12 +190,3 @@ def _of_router(request: Request, error: HTTPException) -> ApiError:
     if error.status_code == 405:
         return MethodNotAllowed(f"{request.method[:20]} is not allowed here.", headers=headers)
     return InvalidRequest(str(error.detail), headers=headers)
-
-
-async def _probe_lag(metrics: Metrics) -> None:
-    """How late timers come is how long something held the event loop."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + LAG_PROBE_SECONDS
-        await asyncio.sleep(LAG_PROBE_SECONDS)
-        metrics.loop_lag.observe(max(loop.time() - due, 0.0))

@@ -207,6 +207,10 @@ class Metrics:
             "How late the event loop of the API process woke from a short sleep.",
             LAG_BUCKETS,
         )
+        self.descriptors_exhausted = self._counter(
+            "descriptors_exhausted_seconds",
+            "Time the API process had no file descriptor left for new connections.",
+        )
 
     def _make_token_series(self) -> None:
         self.prompt_tokens = self._counter(

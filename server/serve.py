@@ -28,6 +28,7 @@ from server.config import Settings
 from server.core_client import CoreClient
 from server.http_limits import LimitedProtocol
 from server.logs import configure_logging
+from server.process_watch import raise_descriptor_limit
 from server.supervisor import CoreGaveUp, Spawn, Supervisor, spawn_core
 from server.tokenizer import Tokenizer, load_tokenizer
 from server.wire import CoreInfo, Start
@@ -82,6 +83,7 @@ def serve(settings: Settings) -> int:
 
 
 def _serve(settings: Settings) -> int:
+    raise_descriptor_limit()
     path = resolve_model(settings.engine.model or None)
     name = settings.engine.served_model_name or model_name(settings.engine.model, path)
     engine = replace(settings.engine, model=str(path), served_model_name=name)

@@ -105,7 +105,10 @@ class Supervisor:
         await self._ended.wait()
 
     async def _live_once(self) -> tuple[Failed | None, int]:
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # no descriptor left
+            return Failed(FailureKind.ENGINE, f"the engine could not be started: {error}"), 1
         try:
             process = self._process = self._spawn(theirs.fileno())
         except OSError as error:
