@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import Ints, to_device
@@ -24,12 +25,8 @@ from engine.grammar import (
 )
 from scheduler.types import Admission
 
-# The eight biases that a byte of a mask stands for. Adding is many times faster than filling.
-_BIASES = np.where(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1,
-    np.float32(0),
-    np.float32(-np.inf),
-)
+# The bits of -inf as float32: everything above the mantissa.
+_MINUS_INFINITY = np.int32(-(1 << 23))
 
 
 @dataclass(slots=True)
@@ -128,7 +125,7 @@ class GrammarRows:
                 if not words[at].any():
                     errors[row] = "the grammar leaves no token"
         width = min(32 * words.shape[1], logits.shape[1])
-        biases = to_device(_BIASES[words.view(np.uint8)].reshape(len(rows), -1), self._device)
+        biases = to_device(_biases(words), self._device)
         for at, (row, _) in enumerate(rows):
             if row not in errors:  # else it ends with that, whatever it samples
                 logits[row, :width].add_(biases[at, :width])
@@ -149,6 +146,17 @@ class GrammarRows:
             arrived.record()
         self._last = GrammarStep(states, token_ids, arrived, errors)
         return self._last
+
+
+def _biases(words: Words) -> NDArray[np.float32]:
+    """[rows, words] -> [rows, 32 * words]: 0 for what may come, -inf for the rest.
+
+    By arithmetic on bits, and to be added: filling by a mask takes several times as long.
+    """
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").astype(np.int32)
+    bits -= 1
+    bits &= _MINUS_INFINITY
+    return bits.view(np.float32)
 
 
 def _leave_out(words: Words, ids: Ints | None) -> None:
