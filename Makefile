@@ -41,6 +41,10 @@ bench: $(VENV)/.ready-dev
 bench-peers: $(VENV)/.ready-dev
 	$(BIN)/python -m bench.peers $(ARGS)
 
+# KL, top-1 agreement and perplexity against fp32 of the same weights; llama.cpp beside it.
+bench-accuracy: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.accuracy $(ARGS)
+
 # A real Prometheus (apt install prometheus) on the real server under load: PromQL against clients.
 test-prometheus: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.deploy.check_prometheus $(ARGS)

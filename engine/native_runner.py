@@ -55,6 +55,10 @@ class NativeRunner:
         self._model = model
         self.chooser = NativeChooser(model.choose)  # for the sampler; on the model's threads
 
+    def kernel_seconds(self) -> dict[str, float]:
+        """By phase of the kernels, since the last call."""
+        return self._model.profile()
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._model.copy_blocks(pairs)
 

@@ -43,14 +43,17 @@ class Matrix:
 
 
 class GGUFMatrices:
-    """The matrices of a GGUF file under Hugging Face names."""
+    """The matrices of a GGUF file under Hugging Face names.
 
-    def __init__(self, file: GGUFFile, config: ModelConfig):
+    `quantise` rounds a file of plain floats to 8 bits; quantised ones stay as they are.
+    """
+
+    def __init__(self, file: GGUFFile, config: ModelConfig, *, quantise: bool = False):
         self._file = file
         self._config = config
         self._floats = GGUFWeights(file, config)
         self._stored = {huggingface_name(name): name for name in file.tensors}
-        self.quantised = any(
+        self.quantised = quantise or any(
             file.tensors[self._stored[name]].type not in _FLOAT
             for name, shape in parameter_shapes(config).items()
             if len(shape) == 2

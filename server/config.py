@@ -35,6 +35,7 @@ class ServerConfig:
     open_metrics: bool = False
     cors_origins: tuple[str, ...] = ()
     strict_requests: bool = False
+    data_dir: str = ""
     max_body_bytes: int = 16 << 20
     max_header_bytes: int = 64 << 10
     max_input_tokens: int | None = None
@@ -65,9 +66,11 @@ class EngineConfig:
     block_size: int = 16
     max_model_len: int | None = None
     cpu_kernels: str = "auto"
+    cpu_quantize: str = "none"
     threads: int | None = None
     depth: int = 0
     policy: str = "fcfs"
+    profile_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "native C++ kernels or the torch reference",
             "WHICH",
         ),
+        Option(
+            "cpu_quantize",
+            _choice("none", "int8"),
+            "int8 rounds float weights to 8 bits for the native kernels",
+            "FORM",
+        ),
         Option("threads", _whole(1, 1024), "CPU threads of the engine; default: one a core"),
     ),
     "Chat": (
@@ -243,6 +252,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("api_key_file", _word, "file with one key a line", "FILE"),
         Option("open_metrics", _yes_or_no, "let /metrics be read without a key"),
         Option("cors_origin", _word, "allow this browser origin; repeatable", "ORIGIN", many=True),
+        Option("data_dir", _word, "folder for files and batches; without it there are none", "DIR"),
         Option("strict_requests", _yes_or_no, "refuse unknown fields of requests"),
         Option("max_body_bytes", parse_size, "largest request body", "SIZE"),
         Option("max_header_bytes", parse_size, "largest request head", "SIZE"),
@@ -264,12 +274,16 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "FORMAT",
         ),
         Option("log_prompts", _yes_or_no, "write prompts into the log"),
+        Option("profile_steps", _yes_or_no, "print where the time of steps goes, by kind of step"),
         Option("otel", _yes_or_no, "send OpenTelemetry traces where the OTEL_* variables say"),
     ),
 }
 OPTIONS: dict[str, Option] = {option.name: option for group in GROUPS.values() for option in group}
 OTEL_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-_TOGGLES = ("prefix_caching", "open_metrics", "log_prompts", "strict_requests", "otel")
+_TOGGLES = (
+    *("prefix_caching", "open_metrics", "log_prompts", "profile_steps", "strict_requests"),
+    "otel",
+)
 
 
 def _defaults() -> dict[str, Any]:

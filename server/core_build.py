@@ -45,6 +45,7 @@ class Core:
     info: CoreInfo
     depth: int
     grammars: Compiler | None = None
+    kernel_seconds: Callable[[], dict[str, float]] | None = None  # by phase, since the last call
 
 
 def build_core(start: Start, report: Report) -> Core:
@@ -90,6 +91,7 @@ def build_core(start: Start, report: Report) -> Core:
         info=info,
         depth=config.depth,
         grammars=built.grammars,
+        kernel_seconds=built.kernel_seconds,
     )
 
 
@@ -115,6 +117,7 @@ class Built:
     notes: tuple[str, ...]
     num_threads: int
     grammars: GrammarCompiler | None
+    kernel_seconds: Callable[[], dict[str, float]] | None = None
 
 
 def _choose_kernels(config: EngineConfig, device: torch.device, model: ModelConfig) -> str:
@@ -122,6 +125,8 @@ def _choose_kernels(config: EngineConfig, device: torch.device, model: ModelConf
     from engine.native_cpu import refusal
 
     if config.cpu_kernels == "reference" or device.type != "cpu":
+        if config.cpu_quantize != "none":
+            raise ModelFileError("--cpu-quantize needs the native kernels, on a CPU")
         return "torch"
     reason = refusal(model)
     if reason is None and config.block_size % 16:
@@ -132,6 +137,8 @@ def _choose_kernels(config: EngineConfig, device: torch.device, model: ModelConf
         return "native"
     if config.cpu_kernels == "native":
         raise ModelFileError(f"--cpu-kernels native: {reason}")
+    if config.cpu_quantize != "none":
+        raise ModelFileError(f"--cpu-quantize {config.cpu_quantize}: {reason}")
     log.warning("reference kernels: %s", reason)
     return "torch"
 
@@ -146,7 +153,7 @@ def _build_native(start: Start, model: ModelConfig, device: torch.device, report
 
     config = start.config
     kv_dtype = torch.float32 if config.dtype == "float32" else torch.float16
-    file = open_native(Path(config.model))
+    file = open_native(Path(config.model), quantise=config.cpu_quantize == "int8")
     capacity, formula = _size_cache(model, start, device, kv_dtype)
     report("packing weights", 0, 0)
     options = NativeOptions(
@@ -158,6 +165,7 @@ def _build_native(start: Start, model: ModelConfig, device: torch.device, report
         kv_half=kv_dtype is torch.float16,
     )
     grammars = _grammars(start, model)
+    runner = load_native(file, options)
     engine = TorchEngine(
         file,
         device=device,
@@ -167,11 +175,12 @@ def _build_native(start: Start, model: ModelConfig, device: torch.device, report
         num_slots=capacity.num_slots,
         max_model_len=capacity.max_model_len,
         vocab_limit=start.vocab_limit,
-        runner=load_native(file, options),
+        runner=runner,
+        chooser=runner.chooser,
         grammars=grammars,
     )
     form = "quantised" if file.weights.quantised else model.checkpoint_dtype
-    return Built(engine, form, (formula,), options.num_threads, grammars)
+    return Built(engine, form, (formula,), options.num_threads, grammars, runner.kernel_seconds)
 
 
 def _build_torch(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:

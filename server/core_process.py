@@ -29,6 +29,7 @@ from scheduler.scheduler import Scheduler
 from server.core_build import Core, Report, build_core
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
 from server.grammar_inbox import GrammarInbox
+from server.step_profile import StepProfile
 from server.wire import CoreInfo, Failed, FailureKind, Loading, Ready, Start
 
 log = logging.getLogger("paceline.core")
@@ -75,7 +76,10 @@ def _serve(inbox: CoreInbox, outbox: EventOutbox, build: Build, clock: Callable[
         return EXIT_ENGINE
     outbox.send(Ready(core.info))
     commands = inbox if core.grammars is None else GrammarInbox(inbox, core.grammars)
-    loop = ServingLoop(scheduler, core.engine, commands, outbox.emit, clock, core.depth)
+    profile = StepProfile(clock, core.kernel_seconds) if start.config.profile_steps else None
+    engine = profile.engine(core.engine) if profile else core.engine
+    emit = profile.emit(outbox.emit) if profile else outbox.emit
+    loop = ServingLoop(scheduler, engine, commands, emit, clock, core.depth)
     try:
         loop.run()
     except ConnectionClosed:
@@ -86,6 +90,8 @@ def _serve(inbox: CoreInbox, outbox: EventOutbox, build: Build, clock: Callable[
         outbox.send(Failed(FailureKind.ENGINE, _one_line(error)))
         return EXIT_ENGINE
     finally:
+        if profile:
+            print(profile.table(), file=sys.stderr, flush=True)
         if isinstance(commands, GrammarInbox):
             commands.close()
     return EXIT_DONE

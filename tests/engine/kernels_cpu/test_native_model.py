@@ -15,6 +15,7 @@ from engine.gguf_file import open_gguf
 from engine.kernels.cpu.library import KernelError, available_tiers
 from engine.loading import load_config
 from engine.native_cpu import NativeModel, NativeOptions, refusal
+from engine.native_runner import open_native
 from engine.native_weights import GGUFMatrices, TensorMatrices, q4_1_from_q4_k
 from engine.safetensors_files import SafetensorsWeights
 from tests.support.models import (
@@ -119,6 +120,22 @@ def test_gguf_kinds_equal_their_dequantised_weights(kind: str, tmp_path: Path) -
     exact = reference_logits(reference, tokens).numpy()
     allowed = 1e-4 if kind in ("F16", "BF16", "F32") else 0.05  # 8-bit activations
     assert np.sqrt(np.mean((ours - exact) ** 2)) < allowed * exact.std()
+
+
+@pytest.mark.parametrize("stored", ["safetensors", "F16"])
+def test_float_models_rounded_to_8_bits_stay_close(stored: str, tmp_path: Path) -> None:
+    path, tokens = tmp_path, prompt(100)
+    if stored == "safetensors":
+        reference = save_tiny_model("qwen2", path, **WIDE)
+    else:
+        reference, path = tiny_model("llama", **WIDE), tmp_path / "tiny.gguf"
+        write_gguf(reference, path, kind=gguf.GGMLQuantizationType[stored])
+    file = open_native(path, quantise=True)
+    model = NativeModel(file.config, file.weights, options())
+    assert file.weights.kind("model.layers.0.self_attn.q_proj.weight") == "Q8_0"
+    ours, exact = Runner(model).whole(tokens), reference_logits(reference, tokens).numpy()
+    assert np.sqrt(np.mean((ours - exact) ** 2)) < 0.08 * exact.std()
+    assert (ours != Runner(open_model(path)).whole(tokens)).any()
 
 
 def test_q4_k_becomes_q4_1_within_the_rounding_of_its_scales() -> None:
