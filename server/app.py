@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -17,12 +17,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from scheduler.types import StepStats
 from server.admin import AdminRoutes
 from server.answer_cache import AnswerCache
 from server.anthropic.routes import add_anthropic
 from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
+from server.batches.service import BatchService
 from server.chat import prepare_chat
 from server.chat_format import ChatFormat
 from server.completions import CompletionFormat, prepare_completion
@@ -93,6 +95,13 @@ def create_app(
     )
 
     responses = ResponseRoutes(services)
+    endpoints: dict[str, ASGIApp] = {
+        "/v1/chat/completions": InferenceApp(services, CHAT),
+        "/v1/completions": InferenceApp(services, COMPLETIONS),
+        "/v1/embeddings": embeddings_route(services),
+        "/v1/responses": responses.create,
+    }
+    batches = BatchService(services, endpoints) if config.data_dir else None
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -100,7 +109,8 @@ def create_app(
             watch_process(metrics.loop_lag.observe, metrics.descriptors_exhausted.inc)
         )
         try:
-            yield
+            async with batches.running() if batches else contextlib.nullcontext():
+                yield
         finally:
             probe.cancel()
             responses.close()
@@ -120,12 +130,13 @@ def create_app(
     TextRoutes(services).add_to(app)
     AdminRoutes(services).add_to(app)
     add_console(app)
-    _add_inference(app, "/v1/chat/completions", InferenceApp(services, CHAT))
-    _add_inference(app, "/v1/completions", InferenceApp(services, COMPLETIONS))
-    app.router.routes.append(Route("/v1/embeddings", embeddings_route(services), methods=["POST"]))
-    add_anthropic(app, services)
+    for path, endpoint in endpoints.items():
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     responses.add_to(app)
-    add_openapi(app, core)
+    add_anthropic(app, services)
+    if batches is not None:
+        batches.add_to(app)
+    add_openapi(app, core, with_batches=batches is not None)
     _handle_errors(app, metrics)
     _wrap(app, config, metrics)
     app.add_middleware(
@@ -144,10 +155,6 @@ def _core_facts(core: CoreClient) -> CoreFacts:
         ready=core.state is CoreState.READY,
         silence_seconds=core.last_step_age() or 0.0,
     )
-
-
-def _add_inference(app: FastAPI, path: str, endpoint: InferenceApp[Any]) -> None:
-    app.router.routes.append(Route(path, endpoint, methods=["POST"]))
 
 
 def _wrap(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:

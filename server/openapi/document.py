@@ -16,7 +16,7 @@ from server.anthropic.errors import is_anthropic
 from server.anthropic.schemas import CountRequest as CountMessages
 from server.anthropic.schemas import MessagesRequest
 from server.openapi.examples import SCHEMAS, example
-from server.openapi.operations import OPERATIONS, Operation
+from server.openapi.operations import BATCH_OPERATIONS, OPERATIONS, Operation
 from server.responses.schemas import CountRequest as CountInput
 from server.responses.schemas import ResponseRequest
 from server.schemas import SHARED, ChatRequest
@@ -96,16 +96,17 @@ def _made_default(model: type[BaseModel], name: str) -> Any:
 
 
 @functools.cache
-def document(version: str, served: str | None = None) -> Json:
+def document(version: str, served: str | None = None, with_batches: bool = False) -> Json:
     """`served` is the one name of a model that is taken, once it is known."""
     parts: Json = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
-    bodies = {op.body for op in OPERATIONS if op.body is not None}
+    operations = (*OPERATIONS, *BATCH_OPERATIONS) if with_batches else OPERATIONS
+    bodies = {op.body for op in operations if op.body is not None}
     for model in sorted(bodies, key=model_name):
         parts[model_name(model)] = body_schema(model, parts)
         if served is not None and "model" in parts[model_name(model)]["properties"]:
             parts[model_name(model)]["properties"]["model"] |= {"enum": [served]}
     paths: dict[str, Json] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
     return {
         "openapi": "3.1.0",
@@ -154,6 +155,11 @@ def _operation(operation: Operation) -> Json:
     parameters += [{"name": n, "in": "query", "schema": text} for n in operation.query]
     if parameters:
         made["parameters"] = parameters
+    if operation.path == "/v1/files" and operation.method == "post":
+        made["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": UPLOAD}},
+        }
     if operation.body is not None:
         schema = _reference(model_name(operation.body))
         made["requestBody"] = {
@@ -161,6 +167,16 @@ def _operation(operation: Operation) -> Json:
             "content": {"application/json": {"schema": schema}},
         }
     return made
+
+
+UPLOAD: Json = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": {"type": "string", "enum": ["batch"], "examples": ["batch"]},
+    },
+}
 
 
 def _reference(name: str) -> Json:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from server.answers import Json
 from server.anthropic.schemas import CountRequest as CountMessages
 from server.anthropic.schemas import MessagesRequest
+from server.batches.routes import BatchRequest
 from server.embeddings import EmbeddingRequest
 from server.responses.schemas import CountRequest as CountInput
 from server.responses.schemas import ResponseRequest
@@ -118,6 +119,29 @@ class Operation:
     query: tuple[str, ...] = ()
 
 
+_FILE = _object(id=TEXT, object={"const": "file"}, bytes=COUNT, filename=TEXT, purpose=TEXT)
+_BATCH = _object(
+    id=TEXT,
+    object={"const": "batch"},
+    endpoint=TEXT,
+    input_file_id=TEXT,
+    status={"enum": ["in_progress", "completed", "failed", "expired", "cancelling", "cancelled"]},
+    request_counts=_object(total=COUNT, completed=COUNT, failed=COUNT),
+)
+_DELETED = _object(deleted={"const": True})
+
+# With --data-dir only.
+BATCH_OPERATIONS = (
+    Operation("post", "/v1/files", "Keep a file", _FILE),
+    Operation("get", "/v1/files", "The files", _LIST, query=("purpose", "order", "limit", "after")),
+    Operation("get", "/v1/files/{file_id}", "One file's facts", _FILE),
+    Operation("delete", "/v1/files/{file_id}", "Delete a file", _DELETED),
+    Operation("get", "/v1/files/{file_id}/content", "A file's bytes", "application/octet-stream"),
+    Operation("post", "/v1/batches", "Run the lines of a file", _BATCH, BatchRequest),
+    Operation("get", "/v1/batches", "The batches", _LIST, query=("limit", "after")),
+    Operation("get", "/v1/batches/{batch_id}", "One batch", _BATCH),
+    Operation("post", "/v1/batches/{batch_id}/cancel", "Cancel a batch", _BATCH),
+)
 _STATUS = _object(status=TEXT)
 
 OPERATIONS = (

@@ -30,25 +30,25 @@ td,th{border-color:#3a3f44}h2 small{color:#a0a6ad}}
 """
 
 
-def add_openapi(app: FastAPI, core: CoreClient) -> None:
+def add_openapi(app: FastAPI, core: CoreClient, *, with_batches: bool) -> None:
     def served() -> str | None:
         return None if core.info is None else core.info.model_name
 
     async def openapi(request: Request) -> Response:
         del request
-        return JSONResponse(document(version(), served()))
+        return JSONResponse(document(version(), served(), with_batches))
 
     async def docs(request: Request) -> Response:
         del request
-        return HTMLResponse(page(version(), served()))
+        return HTMLResponse(page(version(), served(), with_batches))
 
     app.router.add_route("/openapi.json", openapi, methods=["GET"])
     app.router.add_route("/docs", docs, methods=["GET"])
 
 
 @functools.cache
-def page(version: str, served: str | None = None) -> str:
-    made = document(version, served)
+def page(version: str, served: str | None = None, with_batches: bool = False) -> str:
+    made = document(version, served, with_batches)
     parts = made["components"]["schemas"]
     sections = [
         _section(path, method, operation, parts)

@@ -25,18 +25,17 @@ PATH = "/v1/responses"
 
 
 class ResponseRoutes:
-    """`add_to` an app; one instance a server. `close` ends what runs in the background."""
+    """All but `create`, which is routed where it is used. `close` ends what runs meanwhile."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._store = ResponseStore(services.now)
-        self._create = CreateResponse(services, self._store)
+        self.create = CreateResponse(services, self._store)
 
     def add_to(self, app: FastAPI) -> None:
         count = BodyRoute(self._services, _parse_count, self._count)
         one = PATH + "/{response_id}"
         app.router.routes += [
-            Route(PATH, self._create, methods=["POST"]),
             Route(PATH + "/input_tokens", count, methods=["POST"]),
             Route(one, self._retrieve, methods=["GET"]),
             Route(one, self._delete, methods=["DELETE"]),
@@ -45,7 +44,7 @@ class ResponseRoutes:
         ]
 
     def close(self) -> None:
-        self._create.close()
+        self.create.close()
 
     async def _retrieve(self, request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
@@ -56,7 +55,7 @@ class ResponseRoutes:
         """Of one that still runs, too: it is cancelled first."""
         self._find(request)
         tenant, response_id = _key(request)
-        self._create.cancel(tenant, response_id)
+        self.create.cancel(tenant, response_id)
         self._store.delete(tenant, response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
@@ -64,7 +63,7 @@ class ResponseRoutes:
         found = self._find(request)
         if not found.body["background"]:
             raise InvalidRequest("Only background responses can be cancelled.")
-        self._create.cancel(*_key(request))
+        self.create.cancel(*_key(request))
         return JSONResponse(self._find(request).body)
 
     async def _input_items(self, request: Request) -> Response:

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ KEY = "sk-conformance"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance"
 # These wait or stream without end by design.
 ENDLESS = ("/admin/live", "/admin/trace")
-NUM_OPERATIONS = 25
+NUM_OPERATIONS = 34
 CLIENTS = ("openai", "anthropic", "langchain-openai", "litellm", "llama-index-llms-openai")
 
 
@@ -30,9 +31,12 @@ CLIENTS = ("openai", "anthropic", "langchain-openai", "litellm", "llama-index-ll
 def serving() -> Iterator[str]:
     """The URL of a server in a process of its own."""
     command = [sys.executable, "-m", "tests.clients.serving"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            [*command, folder], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as server,
+    ):
         assert server.stdout is not None
         assert server.stdin is not None
         url = server.stdout.readline().strip()

@@ -46,8 +46,7 @@ class ClientEngine(TextEngine):
 
 
 async def serve(data_dir: str | None) -> None:
-    config = ServerConfig(api_keys=(KEY,))
-    del data_dir
+    config = ServerConfig(api_keys=(KEY,), data_dir=data_dir or "")
     async with house(ClientEngine(SCRIPTS), config, live=True) as server:
         print(server.url, flush=True)
         await asyncio.to_thread(sys.stdin.read)
