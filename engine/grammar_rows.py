@@ -27,6 +27,7 @@ from scheduler.types import Admission
 
 # The bits of -inf as float32: everything above the mantissa.
 _MINUS_INFINITY = np.int32(-(1 << 23))
+_ALL = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(slots=True)
@@ -112,24 +113,26 @@ class GrammarRows:
             return {}, {}
         assert self._compiler is not None
         vocab_size = self._compiler.vocab_size
-        words = np.empty((len(rows), num_words(vocab_size)), dtype=np.uint32)
+        # From the first to the last of these rows, so that it is one operation for all of them.
+        low, high = rows[0][0], rows[-1][0] + 1
+        words = np.full((high - low, num_words(vocab_size)), _ALL, dtype=np.uint32)
         errors: dict[int, str] = {}
-        for at, (row, state) in enumerate(rows):
+        for row, state in rows:
+            allowed = words[row - low]
             try:
-                state.write_allowed(words[at])
+                state.write_allowed(allowed)
             except GrammarError as error:
                 errors[row] = str(error)
-                words[at] = 0
             else:
-                _leave_out(words[at], unwanted.get(row))
-                if not words[at].any():
+                _leave_out(allowed, unwanted.get(row))
+                if not allowed.any():
                     errors[row] = "the grammar leaves no token"
+            if row in errors:
+                allowed[:] = _ALL  # it ends with its error, whatever it samples
         width = min(32 * words.shape[1], logits.shape[1])
-        biases = to_device(_biases(words), self._device)
-        for at, (row, _) in enumerate(rows):
-            if row not in errors:  # else it ends with that, whatever it samples
-                logits[row, :width].add_(biases[at, :width])
-                logits[row, width:] = -torch.inf
+        logits[low:high, :width].add_(to_device(_biases(words), self._device)[:, :width])
+        if width < logits.shape[1]:
+            logits[[row for row, _ in rows], width:] = -torch.inf
         return dict(rows), errors
 
     def watch(

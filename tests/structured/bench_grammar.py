@@ -53,9 +53,12 @@ async def stream(client: httpx.AsyncClient, seed: int, tokens: int, more: dict[s
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line.removeprefix("data: "))
-            if event["choices"] and event["choices"][0]["delta"].get("content"):
-                last = time.perf_counter()
-                first = first or last
+            if event["choices"]:
+                choice = event["choices"][0]
+                if choice["delta"].get("content"):
+                    first = first or time.perf_counter()
+                if choice["finish_reason"]:  # the last tokens may have no text
+                    last = time.perf_counter()
             if event.get("usage"):
                 count = event["usage"]["completion_tokens"]
     assert count == tokens, f"a stream ended after {count} tokens"
