@@ -66,9 +66,10 @@ async def test_live_feed_tells_steps_requests_and_blocks_then_is_quiet() -> None
         assert (await tick())["state"] == "ready"
         answers = [asyncio.create_task(server.complete("x" * 64, max_tokens=300)) for _ in range(3)]
         held: set[str] = set()
-        steps = requests = 0
-        for _ in range(4):
+        steps = requests = finished = 0
+        while finished < 3:
             seen = await tick()
+            finished += len(seen["latencies"])  # type: ignore[arg-type]
             steps += len(seen["steps"])  # type: ignore[arg-type]
             requests = max(requests, seen["num_requests"])  # type: ignore[call-overload]
             if isinstance(seen["kv"], dict):
@@ -79,9 +80,6 @@ async def test_live_feed_tells_steps_requests_and_blocks_then_is_quiet() -> None
         assert requests == 3
         assert len(held) == 3
         await asyncio.gather(*answers)
-        finished = 0
-        while not finished:
-            finished = len((await tick())["latencies"])  # type: ignore[arg-type]
         writer.close()
         steps_before = engine.num_steps
         await asyncio.sleep(0.5)
