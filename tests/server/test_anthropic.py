@@ -84,7 +84,9 @@ def accumulated(events: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             open_block = None
     assert open_block is None
     ending = events[-2][1]
-    return {**message, **ending["delta"], "usage": {**message["usage"], **ending["usage"]}}
+    extras = {name: ending[name] for name in ending.keys() & {"timings"}}
+    usage = {**message["usage"], **ending["usage"]}
+    return {**message, **ending["delta"], **extras, "usage": usage}
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
