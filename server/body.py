@@ -12,9 +12,17 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope
 
-from server.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedEncoding
+from server.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    InvalidRequest,
+    UnsupportedEncoding,
+    UnsupportedMediaType,
+)
 
 DECODER = msgspec.json.Decoder()
+# What clients outside of browsers send where nobody told them a type (curl -d sends the form's).
+_UNTYPED = (b"", b"application/x-www-form-urlencoded", b"text/plain")
 DRAIN_FACTOR = 2
 
 
@@ -68,6 +76,27 @@ def check_encoding(scope: Scope) -> None:
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise UnsupportedEncoding("Send the body as it is: this server decompresses nothing.")
+
+
+def check_is_json(scope: Scope) -> None:
+    """Raises UnsupportedMediaType for a body that says it is something else.
+
+    A page of any site may post a form, a text or an untyped body to this machine without asking
+    first; with JSON its browser asks, and CORS decides. So of a browser, which names the Origin,
+    only JSON is taken; from elsewhere a missing or careless type is no reason to refuse.
+    """
+    kind, is_browser = b"", False
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            kind = value.partition(b";")[0].strip().lower()
+        elif name in (b"origin", b"sec-fetch-site"):
+            is_browser = True
+    if kind in (b"application/json", b"text/json"):
+        return
+    if kind.startswith(b"application/") and kind.endswith(b"+json"):
+        return
+    if is_browser or kind not in _UNTYPED:
+        raise UnsupportedMediaType("The body must be JSON: send Content-Type: application/json.")
 
 
 def declared_length(scope: Scope) -> int:

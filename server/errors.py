@@ -79,6 +79,12 @@ class UnsupportedEncoding(ApiError):
     default_code = "unsupported_encoding"
 
 
+class UnsupportedMediaType(ApiError):
+    status = 415
+    type = "invalid_request_error"
+    default_code = "unsupported_media_type"
+
+
 class Overloaded(ApiError):
     status = 429
     type = "rate_limit_error"

@@ -28,7 +28,7 @@ from server.answer_cache import (
     check_wish,
 )
 from server.answers import AnswerFormat, CollectedChoice, Heading
-from server.body import ClientGone, parse_object, read_body
+from server.body import ClientGone, check_is_json, parse_object, read_body
 from server.choice import Delta
 from server.config import ServerConfig
 from server.core_client import CoreClient
@@ -111,7 +111,8 @@ class Services:
     now: Callable[[], float] = time.monotonic
 
     async def read_body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body within its limits; None if the client hung up. Raises ApiError."""
+        """The whole JSON body within its limits; None if the client hung up. Raises ApiError."""
+        check_is_json(scope)
         try:
             return await read_body(
                 scope,

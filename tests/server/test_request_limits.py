@@ -179,3 +179,41 @@ async def test_body_that_never_comes_is_given_up() -> None:
         assert b"request_timeout" in answer
         writer.close()
         await eventually(lambda: server.core.num_open == 0)
+
+
+FORM = "application/x-www-form-urlencoded"  # what curl -d sends
+
+
+@pytest.mark.parametrize(
+    ("kind", "outside", "browser"),
+    [
+        ("application/json", 200, 200),
+        ("Application/JSON; charset=utf-8", 200, 200),
+        ("application/vnd.api+json", 200, 200),
+        (None, 200, 415),
+        (FORM, 200, 415),
+        ("text/plain;charset=UTF-8", 200, 415),
+        ("multipart/form-data; boundary=x", 415, 415),
+        ("application/xml", 415, 415),
+        ("application/jsonp", 415, 415),
+    ],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+@in_loop
+async def test_a_page_of_any_site_cannot_make_the_server_work_without_a_preflight(
+    path: str, kind: str | None, outside: int, browser: int
+) -> None:
+    """The types that a browser sends without asking are taken from elsewhere only."""
+    body = b'{"prompt": "greet", "max_tokens": 1}'
+    async with house(greeter()) as server:
+        for headers, status in (
+            ({}, outside),
+            ({"origin": "https://evil.example"}, browser),
+            ({"origin": "null"}, browser),
+            ({"sec-fetch-site": "cross-site"}, browser),
+        ):
+            typed = {**headers, **({"content-type": kind} if kind else {})}
+            answer = await server.client.post(path, content=body, headers=typed)
+            assert answer.status_code == status, (typed, answer.text)
+            if status == 415:
+                assert answer.json()["error"]["code"] == "unsupported_media_type"
