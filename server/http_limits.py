@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -20,15 +20,23 @@ from server.middleware import RECEIVED
 HEAD_SECONDS = 30.0
 MAX_HEADERS = 256
 
-_ANSWERS = {
-    400: ("Bad Request", "this is not an HTTP request", "bad_request"),
-    408: ("Request Timeout", "the request did not arrive in time", "request_timeout"),
-    431: (
-        "Request Header Fields Too Large",
-        "the head of the request is too large",
-        "headers_too_large",
-    ),
-}
+
+class Refusal(NamedTuple):
+    status: int
+    reason: str
+    message: str
+    code: str
+
+
+_NOT_HTTP = Refusal(400, "Bad Request", "this is not an HTTP request", "bad_request")
+_NO_HOST = Refusal(400, "Bad Request", "an HTTP/1.1 request has one Host header", "bad_request")
+_LATE = Refusal(408, "Request Timeout", "the request did not arrive in time", "request_timeout")
+_LARGE_HEAD = Refusal(
+    431,
+    "Request Header Fields Too Large",
+    "the head of the request is too large",
+    "headers_too_large",
+)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -40,7 +48,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _head_bytes = 0  # received of a head that is not complete
     _headers_size = 0  # of complete headers
     _in_body = False
-    _status = 400
+    _refusal = _NOT_HTTP
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -63,7 +71,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if not self._in_body and self._head_bytes > self.max_header_bytes:
-            self._refuse(431)
+            self._refuse(_LARGE_HEAD)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -78,11 +86,15 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
         if len(self.headers) >= MAX_HEADERS:
-            self._status = 431
+            self._refusal = _LARGE_HEAD
             raise ValueError("too many headers")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (not num_hosts and self.parser.get_http_version() == "1.1"):
+            self._refusal = _NO_HOST
+            raise ValueError("no host, or several")  # RFC 9112, 3.2
         self._in_body = True
         self._stop_timer()
         super().on_headers_complete()
@@ -94,12 +106,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         del msg  # ours says the same in the envelope
-        self._refuse(self._status)
+        self._refuse(self._refusal)
 
     def _count(self, size: int) -> None:
         self._headers_size += size
         if self._headers_size > self.max_header_bytes:
-            self._status = 431
+            self._refusal = _LARGE_HEAD
             raise ValueError("the head is too large")
 
     def _start_timer(self) -> None:
@@ -113,7 +125,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _expire(self) -> None:
         self._timer = None
         if self._head_bytes:
-            self._refuse(408)
+            self._refuse(_LATE)
         else:
             self.transport.close()
 
@@ -126,17 +138,16 @@ class LimitedProtocol(HttpToolsProtocol):
         # unless others are before it.
         return cycle.response_started or bool(self.pipeline) or not self._in_body
 
-    def _refuse(self, status: int) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
         if self.transport.is_closing():
             return
         if self._answer_on_its_way():
             self.transport.close()  # another answer would mix with it
             return
-        reason, message, code = _ANSWERS[status]
-        error: dict[str, Any] = {"message": message, "type": "invalid_request_error"}
-        body = json.dumps({"error": {**error, "param": None, "code": code}}).encode()
+        error: dict[str, Any] = {"message": refusal.message, "type": "invalid_request_error"}
+        body = json.dumps({"error": {**error, "param": None, "code": refusal.code}}).encode()
         head = (
-            f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {refusal.status} {refusal.reason}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)

@@ -139,3 +139,25 @@ def test_what_follows_a_request_is_never_answered_before_it() -> None:
         assert not answer.startswith(b"HTTP/1.1 400 ")
 
     run(talk)
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: a\r\nHost: b\r\n"], ids=["none", "two"])
+def test_http_1_1_without_one_host_gets_400(hosts: bytes) -> None:
+    """RFC 9112, 3.2."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\n" + hosts + b"content-length: 3\r\n\r\nabc")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"one Host header" in answer
+        assert answer.count(b"bad_request") == 1
+
+    run(talk)
+
+
+def test_http_1_0_needs_no_host() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.0\r\ncontent-length: 3\r\n\r\nabc")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+
+    run(talk)
