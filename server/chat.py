@@ -92,6 +92,14 @@ def _render(fields: ChatRequest, tools: ToolPlan, model: ServedModel) -> str:
         )
     if not fields.messages:
         raise InvalidRequest("There must be at least one message.", param="messages")
+    for index, message in enumerate(fields.messages):
+        # An assistant may have called a tool without a word.
+        if message.content is None and message.role != "assistant":
+            raise InvalidRequest(
+                f"A message of role '{message.role}' needs content.",
+                param=f"messages[{index}].content",
+                code="missing_required_parameter",
+            )
     messages = [
         _as_template_message(message.model_dump(exclude_none=True)) for message in fields.messages
     ]

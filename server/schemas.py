@@ -6,13 +6,13 @@ before anything looks. What a field means is decided in requests.py, chat.py and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.errors import InvalidRequest
+from server.field_faults import first_fault
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -270,7 +270,7 @@ def parse_strict(schema: type[FieldsT], raw: dict[str, Any]) -> Parsed[FieldsT]:
     try:
         fields = schema.model_validate(given)
     except ValidationError as error:
-        raise _first_fault(error) from None
+        raise first_fault(error) from None
     return Parsed(fields, (*sorted(WITHOUT_EFFECT & given.keys()), *unknown), tuple(unknown))
 
 
@@ -308,29 +308,3 @@ def refuse_unserved(name: str, value: Any) -> None:
     # `True == 1` must not pass for the value of another type.
     if not any(type(value) is type(allowed) and value == allowed for allowed in neutral):
         raise InvalidRequest(message, param=name, code="unsupported_parameter")
-
-
-def _first_fault(error: ValidationError) -> InvalidRequest:
-    faults = error.errors(include_url=False, include_input=False, include_context=False)
-    # Each member of a union has its own complaint: the deepest saw most, and "wrong type" least.
-    fault = max(
-        (fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]),
-        key=lambda fault: (len(fault["loc"]), not fault["type"].endswith("_type")),
-    )
-    param = _path(fault["loc"])
-    if fault["type"] == "missing":
-        return InvalidRequest(
-            "This field is required.", param=param, code="missing_required_parameter"
-        )
-    return InvalidRequest(f"Invalid value for '{param[:60]}': {fault['msg']}.", param=param)
-
-
-def _path(location: Sequence[str | int]) -> str:
-    """`messages[0].content`: without the names that the validator gives to members of a union."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif "[" not in part and part not in ("str", "constrained-str"):
-            path += f".{part}" if path else part
-    return path

@@ -75,6 +75,48 @@ async def test_numbers_that_are_none_are_refused() -> None:
         assert (await server.complete("greet")).status_code == 200
 
 
+@pytest.mark.parametrize("role", ["system", "user", "tool"])
+@in_loop
+async def test_a_message_without_content_is_refused_by_place(role: str) -> None:
+    """Only an assistant may say nothing, beside its tool calls."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    async with house(greeter()) as server:
+        for message in ({"role": role}, {"role": role, "content": None}):
+            body = json.dumps({"messages": [*USER, message]}).encode()
+            error = await refused(server, CHAT, body)
+            assert error["param"] == "messages[1].content"
+            assert error["code"] == "missing_required_parameter"
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        heard = {"role": "tool", "tool_call_id": "a", "content": "greet"}
+        answer = await server.client.post(CHAT, json={"messages": [*USER, said, heard]})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"messages": {}}, "a JSON array"),
+        ({"messages": [1]}, "a JSON object"),
+        ({"messages": [{"role": "user", "content": 5}]}, "be a string"),
+        ({"stream_options": 1}, "a JSON object"),
+        ({"metadata": []}, "a JSON object"),
+        ({"metadata": {str(i): "a" for i in range(20)}}, "The object should have at most 16 items"),
+        ({"messages": [{"role": "user", "content": "a", "audio": {}}]}, "be null"),
+        ({"stream_options": {"include_obfuscation": True}}, "be false"),
+        ({"model": 5}, "be a string"),
+    ],
+)
+@in_loop
+async def test_a_wrong_type_is_told_in_the_words_of_json(
+    fields: dict[str, Any], words: str
+) -> None:
+    async with house(greeter()) as server:
+        error = await refused(server, CHAT, json.dumps({"messages": USER, **fields}).encode())
+        assert words in error["message"]
+        for word in ("dictionary", "instance", "List", "None", "True", "False"):
+            assert word not in error["message"]
+
+
 BAD_VALUES: dict[str, list[Any]] = {
     "temperature": [-0.1, 2.1, "1", [], 10**400],
     "top_p": [-0.1, 1.0000001, "1"],
