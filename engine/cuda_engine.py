@@ -115,7 +115,7 @@ def _made(
         max_rows=capacity.num_slots,
         max_model_len=capacity.max_model_len,
         deterministic=deterministic,
-        recorder=CudaRecorder(device) if graphs else None,
+        recorder=CudaRecorder(device) if graphs and device.type == "cuda" else None,
     )
     engine = TorchEngine(
         model,

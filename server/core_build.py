@@ -11,8 +11,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelFileError
 from scheduler.limits import SchedulerLimits
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.grammar import GrammarCompiler
+    from engine.loading import LoadedModel
     from engine.model_config import ModelConfig
     from engine.torch_engine import TorchEngine
 
@@ -62,7 +64,8 @@ def build_core(start: Start, report: Report) -> Core:
     device = _choose_device(config.device)
     model = load_config(Path(config.model))
     kernels = _choose_kernels(config, device, model)
-    built = (_build_native if kernels == "native" else _build_torch)(start, model, device, report)
+    build = {"native": _build_native, "triton": _build_cuda, "torch": _build_torch}[kernels]
+    built = build(start, model, device, report)
     engine, capacity = built.engine, built.engine.capacity
     report("warming up", 0, 0)
     # A GPU must meet its worst step before clients do; a CPU only has to load its libraries.
@@ -89,7 +92,8 @@ def build_core(start: Start, report: Report) -> Core:
         limits=replace(limits, watermark_blocks=capacity.num_blocks // 100),
         policy=POLICIES[config.policy](),
         info=info,
-        depth=config.depth,
+        # Only a device of its own can compute while the next step is planned.
+        depth=(device.type == "cuda") if config.depth is None else config.depth,
         grammars=built.grammars,
         kernel_seconds=built.kernel_seconds,
     )
@@ -121,9 +125,11 @@ class Built:
 
 
 def _choose_kernels(config: EngineConfig, device: torch.device, model: ModelConfig) -> str:
-    """native where it can be and nothing else was asked for. Raises ModelFileError."""
+    """The fastest that can be, if nothing else was asked for. Raises ModelFileError."""
     from engine.native_cpu import refusal
 
+    if device.type == "cuda" and config.cpu_quantize == "none":
+        return "triton" if find_spec("triton") else "torch"
     if config.cpu_kernels == "reference" or device.type != "cpu":
         if config.cpu_quantize != "none":
             raise ModelFileError("--cpu-quantize needs the native kernels, on a CPU")
@@ -186,21 +192,9 @@ def _build_native(start: Start, model: ModelConfig, device: torch.device, report
 def _build_torch(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
     import torch
 
-    from engine.loading import load_model
     from engine.torch_engine import TorchEngine
 
-    config = start.config
-    dtype = _choose_dtype(config.dtype, device, model)
-    loaded = load_model(
-        Path(config.model),
-        dtype=dtype,
-        device=device,
-        progress=lambda done, total: report("loading weights", done, total),
-        max_model_len=config.max_model_len,
-    )
-    for warning in loaded.warnings:
-        log.warning("%s", warning)
-    report("making the KV cache", 0, 0)
+    loaded, dtype = _load_weights(start, model, device, report)
     capacity, formula = _size_cache(model, start, device, dtype)
     grammars = _grammars(start, model)
     engine = TorchEngine(
@@ -215,7 +209,67 @@ def _build_torch(start: Start, model: ModelConfig, device: torch.device, report:
         grammars=grammars,
     )
     threads = torch.get_num_threads()
-    return Built(engine, str(dtype).removeprefix("torch."), (formula,), threads, grammars)
+    return Built(engine, _form(dtype), (formula,), threads, grammars)
+
+
+def _build_cuda(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
+    """Fused kernels and graphs; without --kv-memory a trial step finds what fits to the block."""
+    from engine.cuda_engine import Limits, make_cuda_engine, make_sized_cuda_engine
+    from engine.gpu_linear import convert_linears
+    from engine.kv_cache import describe
+
+    config = start.config
+    loaded, dtype = _load_weights(start, model, device, report)
+    if config.deterministic:
+        convert_linears(loaded.decoder, "invariant", dtype=dtype)
+    capacity, formula = _size_cache(model, start, device, dtype)
+    grammars = _grammars(start, model)
+    options: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "vocab_limit": start.vocab_limit,
+        "grammars": grammars,
+        "deterministic": config.deterministic,
+    }
+    if config.kv_memory is not None:
+        engine = make_cuda_engine(loaded, capacity=capacity, **options)
+        return Built(engine, _form(dtype), (formula,), 0, grammars)
+    limits = Limits(
+        block_size=config.block_size,
+        num_slots=start.limits.max_running,
+        max_model_len=capacity.max_model_len,
+        max_step_tokens=max(start.limits.max_step_tokens, start.limits.max_running),
+    )
+    try:
+        engine, plan = make_sized_cuda_engine(loaded, limits, **options)
+    except ValueError as error:
+        raise ModelFileError(str(error)) from None
+    capacity = engine.capacity
+    formula = describe(model, dtype, num_blocks=capacity.num_blocks, block_size=config.block_size)
+    return Built(engine, _form(dtype), (formula, plan.describe()), 0, grammars)
+
+
+def _load_weights(
+    start: Start, model: ModelConfig, device: torch.device, report: Report
+) -> tuple[LoadedModel, torch.dtype]:
+    from engine.loading import load_model
+
+    dtype = _choose_dtype(start.config.dtype, device, model)
+    loaded = load_model(
+        Path(start.config.model),
+        dtype=dtype,
+        device=device,
+        progress=lambda done, total: report("loading weights", done, total),
+        max_model_len=start.config.max_model_len,
+    )
+    for warning in loaded.warnings:
+        log.warning("%s", warning)
+    report("making the KV cache", 0, 0)
+    return loaded, dtype
+
+
+def _form(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _choose_device(name: str) -> torch.device:

@@ -18,7 +18,8 @@ from server import chat_cli
 from server.__main__ import main
 from server.banner import LoadProgress, print_banner, url_of
 from server.chat_cli import Answer, ChatError, chat, find_model, stream_answer
-from server.config import OPTIONS, ServerConfig
+from server.config import ServerConfig
+from server.options import OPTIONS
 from server.serve import PortError, bind, model_name
 from server.wire import Loading
 from tests.support.scripted_engine import ScriptedEngine, info_for
@@ -124,6 +125,7 @@ def test_the_banner_has_all_a_person_needs_to_begin() -> None:
     for words in ("scripted", "http://h:1", "4096 tokens", "2048", "77 out", "curl http://h:1/v1"):
         assert words in text
     assert "anyone" in text
+    assert all(line == line.rstrip() for line in text.splitlines())
     out.truncate(0)
     config = ServerConfig(api_keys=("secret",))
     print_banner(Console(file=out, width=200), info_for(ScriptedEngine()), config, "http://h:1")

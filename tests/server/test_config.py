@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from server.config import (
-    OPTIONS,
     ConfigError,
     EngineConfig,
     ServerConfig,
     Settings,
     parse_settings,
-    parse_size,
 )
+from server.options import OPTIONS, parse_size
 
 
 def settings(*flags: str, **environment: str) -> Settings:

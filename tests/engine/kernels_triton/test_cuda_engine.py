@@ -23,6 +23,9 @@ from engine.loading import LoadedModel
 from engine.torch_engine import TorchEngine
 from scheduler.loop import EngineFailed
 from scheduler.types import Request, SamplingParams
+from server.config import DEFAULT_LIMITS, EngineConfig
+from server.core_build import _build_cuda
+from server.wire import Start
 from tests.engine.test_torch_engine import (
     GREEDY,
     load_tiny,
@@ -290,3 +293,20 @@ def test_buckets_end_with_the_first_that_holds_every_row() -> None:
     assert bucket_sizes(3) == (1, 2, 4)
     assert bucket_sizes(9) == (1, 2, 4, 8, 16)
     assert bucket_sizes(256)[-1] == bucket_sizes(1000)[-1] == 256
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_server_builds_the_fused_engine_and_it_gives_the_reference_tokens(
+    deterministic: bool, tmp_path: Path
+) -> None:
+    """What `paceline serve` does on cuda, with the KV budget given, on the interpreter's CPU."""
+    model = load_tiny("llama", tmp_path, num_hidden_layers=1)
+    config = EngineConfig(
+        model=str(tmp_path), kv_memory=1 << 20, max_model_len=64, deterministic=deterministic
+    )
+    limits = replace(DEFAULT_LIMITS, max_running=2, max_step_tokens=32)
+    start = Start(config, limits, model.config.vocab_size)
+    built = _build_cuda(start, model.config, CPU, lambda *_: None)
+    request = Request("a", random_prompt(5, 1), 3, sampling=GREEDY)
+    reference = make_engine(model, num_slots=2, max_model_len=64)
+    assert serve(built.engine, [request]) == serve(reference, [request])
