@@ -6,6 +6,7 @@ The server uses it as well, so it must not import torch; the package is located,
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from pathlib import Path
 
 from engine.errors import ModelFileError
@@ -66,5 +67,15 @@ def _download(name: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub client raises its own errors, httpx's, OSError, ValueError
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error)
-        raise ModelFileError(f"{name}: cannot be downloaded: {first_line}") from None
+        raise ModelFileError(f"{name}: cannot be downloaded: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """One line for people. Without a connection the hub client names Python's class for it."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    if not lines[0].startswith("Got: "):
+        return lines[0]
+    cause = re.sub(r"^Got: \w+:? ?(\[Errno -?\d+\] ?)?", "", lines[0])
+    return f"the hub cannot be reached: {cause}".removesuffix(": ")

@@ -83,6 +83,31 @@ def test_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (
+            "Got: ConnectError: [Errno 111] Connection refused\nAn error",
+            "reached: Connection refused",
+        ),
+        ("Got: ConnectTimeout: \nAn error", "reached"),
+        ("401 Client Error.\nmore", "401 Client Error."),
+    ],
+)
+def test_failed_download_names_no_class_of_python(
+    monkeypatch: pytest.MonkeyPatch, raised: str, words: str
+) -> None:
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        del name, allow_patterns
+        raise OSError(raised)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelFileError) as caught:
+        resolve_model("owner/model")
+    assert str(caught.value).endswith(words)
+    assert "Got" not in str(caught.value)
+
+
 def test_hub_name_without_the_client_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelFileError, match=r"pip install paceline\[hub\]"):
