@@ -84,7 +84,9 @@ class EventWriter:
         """One event, or none where neither is wanted."""
         if usage is None and timings is None:
             return []
-        end = '],"usage":' + to_json(usage)
+        end = "]"
+        if usage is not None:
+            end += ',"usage":' + to_json(usage)
         if timings is not None:
             end += ',"timings":' + to_json(timings)
         return [self._head + end + "}"]

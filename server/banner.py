@@ -11,7 +11,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
 from server.config import ServerConfig
 from server.wire import CoreInfo, Loading
@@ -84,14 +84,13 @@ def url_of(host: str, port: int) -> str:
 
 def print_banner(console: Console, info: CoreInfo, config: ServerConfig, url: str) -> None:
     """Model, memory, limits, and how to ask the first question."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for name, value in _facts(info, config):
-        table.add_row(name, value)
+    facts = _facts(info, config)
+    width = max(len(name) for name, _ in facts) + 2
     console.print()
     console.print(f"[bold]Paceline[/] serves {info.model_name} at [bold]{url}[/]", soft_wrap=True)
-    console.print(table)
+    for name, value in facts:
+        line = Text.assemble((name.ljust(width), "dim"), value)
+        console.print(line, highlight=True, soft_wrap=True)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_keys else ""
     console.print(
         f"curl {url}/v1/chat/completions -H 'content-type: application/json'{key} -d "

@@ -63,6 +63,7 @@ async def test_exposition_has_every_promised_series() -> None:
     assert {f"paceline_{name}" for name in promised} <= names
     assert all(family.name.startswith(("paceline_", "vllm:")) for family in families)
     assert all(len(family.documentation) > 20 for family in families)
+    assert not [name for name in names if name.endswith("_created")]
 
 
 def test_buckets_are_fine_enough_for_a_fast_model() -> None:

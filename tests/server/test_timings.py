@@ -67,7 +67,7 @@ async def test_timings_come_on_demand_and_add_up_to_the_duration(stream: bool, u
     body = events(answer.text)[-1] if stream else answer.json()
     if stream:
         assert body["choices"] == []
-        assert (body["usage"] is not None) == usage
+        assert ("usage" in body) == usage
         assert all("timings" not in chunk for chunk in events(answer.text)[:-1])
     timings = body["timings"]
     check(timings)
