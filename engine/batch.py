@@ -66,6 +66,8 @@ class SlotTables:
         self.token_table = torch.zeros(
             (num_slots, max_model_len + 1), dtype=torch.int64, device=device
         )
+        # The same memory for numpy, whose calls cost less.
+        self._host_table = self.token_table.numpy() if device.type == "cpu" else None
         max_blocks = -(-max_model_len // block_size)
         self._block_tables = np.full((num_slots, max_blocks), -1, dtype=np.int32)
         self._block_size = block_size
@@ -91,26 +93,43 @@ class SlotTables:
         offsets = np.zeros(len(slots) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
 
-        row_of_token = np.repeat(np.arange(len(slots)), lengths)
-        positions = np.arange(offsets[-1]) + (starts - offsets[:-1])[row_of_token]
-        slot_of_token = slots[row_of_token]
+        if offsets[-1] == len(slots):  # one token a row
+            slot_of_token, positions = slots, starts
+        else:
+            row_of_token = np.repeat(np.arange(len(slots)), lengths)
+            positions = np.arange(offsets[-1]) + (starts - offsets[:-1])[row_of_token]
+            slot_of_token = slots[row_of_token]
         block_index, in_block = np.divmod(positions, self._block_size)
         block_ids = self._block_tables[slot_of_token, block_index].astype(np.int64)
-        assert (block_ids >= 0).all(), "a row reaches beyond its block table"
-
-        columns = np.stack((slot_of_token, positions, block_ids * self._block_size + in_block))
-        on_device = to_device(columns, self._device)
+        assert block_ids.min() >= 0, "a row reaches beyond its block table"
+        token_ids, on_device = self._upload(
+            slot_of_token, positions, block_ids * self._block_size + in_block
+        )
         width = -(-int((starts + lengths).max()) // self._block_size)
         return Batch(
             starts=starts,
             lengths=lengths,
             offsets=offsets,
             block_tables=self._block_tables[slots, :width],
-            token_ids=self.token_table[on_device[0], on_device[1]],
-            positions=on_device[1],
-            kv_slots=on_device[2],
+            token_ids=token_ids,
+            positions=on_device[0],
+            kv_slots=on_device[1],
         )
 
-    def write_tokens(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+    def _upload(
+        self, slots: Ints, positions: Ints, kv_slots: Ints
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The ids at positions of slots; positions and kv_slots on the device."""
+        if self._host_table is not None:
+            ids = torch.from_numpy(self._host_table[slots, positions])
+            return ids, (torch.from_numpy(positions), torch.from_numpy(kv_slots))
+        columns = to_device(np.stack((slots, positions, kv_slots)), self._device)
+        return self.token_table[columns[0], columns[1]], columns[1:]
+
+    def write_tokens(self, slots: Ints, positions: Ints, token_ids: Tensor) -> None:
         """Set token_table[slots[i], positions[i]] = token_ids[i]; all [rows] int64."""
-        self.token_table[slots, positions] = token_ids
+        if self._host_table is not None:
+            self._host_table[slots, positions] = token_ids.numpy()
+            return
+        at = to_device(np.stack((slots, positions)), self._device)
+        self.token_table[at[0], at[1]] = token_ids

@@ -153,13 +153,9 @@ class NativeModel:
         )
         return logits
 
-    def choose(self, logits: library.LogitsView, choices: int, chosen: library.Chosen) -> None:
-        """Choose and score tokens, see api.h; `choices` is the address of the rows' parameters."""
-        check(
-            self._library.paceline_choose(
-                self._handle, ctypes.byref(logits), choices, ctypes.byref(chosen)
-            )
-        )
+    def choose(self, choice: library.Choice) -> None:
+        """Choose and score tokens, see api.h."""
+        check(self._library.paceline_choose(self._handle, ctypes.byref(choice)))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole KV blocks, (source, target) each, in order."""

@@ -48,6 +48,7 @@ class PromptScorer:
         self._logprobs = logprobs
         self._num_prompt_tokens = np.zeros(num_slots, dtype=np.int64)
         self._num_top = np.full(num_slots, -1, dtype=np.int64)
+        self._wanted = False  # by any slot
         self._vocab_limit = vocab_limit
         self._slice = max(1, MAX_LOGITS // vocab_size)
         self._device = device
@@ -57,6 +58,7 @@ class PromptScorer:
         wanted = admission.sampling.prompt_logprobs
         self._num_prompt_tokens[admission.slot] = admission.num_prompt_tokens
         self._num_top[admission.slot] = -1 if wanted is None else wanted
+        self._wanted = bool((self._num_top >= 0).any())
 
     def score(
         self,
@@ -68,6 +70,8 @@ class PromptScorer:
         token_table: Tensor,
     ) -> ScoredPrompts | None:
         """One entry for each position p of a row with p + 1 inside the prompt; None if no row."""
+        if not self._wanted:
+            return None
         counts = np.minimum(batch.ends, self._num_prompt_tokens[slots] - 1) - batch.starts
         counts = np.where(self._num_top[slots] >= 0, np.maximum(counts, 0), 0)
         rows = np.flatnonzero(counts)

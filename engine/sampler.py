@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.batch import Ints, to_device
 from engine.draw import Filters, draw_from_all, draw_from_best, weights_of
-from engine.grammar import GrammarCompiler
+from engine.grammar import GrammarCompiler, GrammarState
 from engine.grammar_rows import GrammarRows, GrammarStep, unwanted_by_row
 from engine.logprobs import MAX_LOGITS, Logprobs
 from engine.random import signed64, uniform
@@ -29,23 +29,26 @@ from scheduler.types import Admission, SamplingParams
 MIN_TEMPERATURE = 1e-3
 MAX_PARAMETER = 1e9
 
+# The first seven are paceline_parameters of engine/kernels/cpu/api.h.
 SLOT_COLUMNS = np.dtype(
     [
-        ("temperature", np.float32),
-        ("top_k", np.int64),  # vocab_limit = off
-        ("top_p", np.float64),
-        ("min_p", np.float32),
-        ("presence", np.float32),
-        ("frequency", np.float32),
-        ("repetition", np.float32),
         ("seed", np.int64),
-        ("min_tokens", np.int64),
-        ("num_prompt_tokens", np.int64),
+        ("top_k", np.int64),  # vocab_limit = off
         ("num_logprobs", np.int64),  # -1 = none
+        ("top_p", np.float64),
+        ("temperature", np.float32),
+        ("min_p", np.float32),
         ("greedy", np.bool_),
         ("ranked", np.bool_),  # has top_k or top_p
         ("penalised", np.bool_),
-    ]
+        ("edited", np.bool_),  # penalties, biases or bans may change the logits
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("repetition", np.float32),
+        ("min_tokens", np.int64),
+        ("num_prompt_tokens", np.int64),
+    ],
+    align=True,
 )
 
 
@@ -181,20 +184,21 @@ class Sampler:
         sampling, slot, limit = admission.sampling, admission.slot, self._vocab_limit
         top_k = sampling.top_k if 0 < sampling.top_k < limit else limit
         self._table[slot] = (
-            max(sampling.temperature, MIN_TEMPERATURE),
-            top_k,
-            sampling.top_p,
-            min(sampling.min_p, 1.0),
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
-            sampling.repetition_penalty,
             signed64(sampling.seed),
-            sampling.min_tokens,
-            admission.num_prompt_tokens,
+            top_k,
             -1 if sampling.num_logprobs is None else sampling.num_logprobs,
+            sampling.top_p,
+            max(sampling.temperature, MIN_TEMPERATURE),
+            min(sampling.min_p, 1.0),
             sampling.temperature < MIN_TEMPERATURE,
             top_k < limit or sampling.top_p < 1,
             _penalises(sampling),
+            _edits(admission),
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty,
+            sampling.min_tokens,
+            admission.num_prompt_tokens,
         )
         # Ids of the padding are never sampled anyway.
         bias = {token: value for token, value in sampling.logit_bias if token < limit}
@@ -213,16 +217,14 @@ class Sampler:
         """
         columns = self._table[slots]
         logits = logits[:, : self._vocab_limit]
-        self._penalise(logits, slots, lengths, token_table)
-        self._add_bias(logits, slots)
-        self._token_rules.apply(logits, slots, lengths, columns["num_prompt_tokens"], token_table)
-        early = lengths - columns["num_prompt_tokens"] < columns["min_tokens"]
-        unwanted = unwanted_by_row(early, slots, self._stop_ids)
-        states, faults = self._grammars.mask(logits, slots, unwanted)
-        self._ban(logits, {row: ids for row, ids in unwanted.items() if row not in states})
-
+        states, faults = {}, {}
+        if columns["edited"].any():
+            states, faults = self._edit(logits, columns, slots, lengths, token_table)
         choose = self._choose if self._chooser is None else self._chooser.choose
         choice = choose(logits, columns, lengths - columns["num_prompt_tokens"])
+        grammar = self._grammars.watch(states, faults, choice.token_ids)
+        if choice.logprobs is None:
+            return Samples(choice.token_ids, choice.peaks, grammar=grammar)
         wanted = np.flatnonzero(columns["num_logprobs"] >= 0)
         return Samples(
             choice.token_ids,
@@ -230,8 +232,28 @@ class Sampler:
             logprob_rows=tuple(wanted.tolist()),
             num_top=tuple(columns["num_logprobs"][wanted].tolist()),
             logprobs=choice.logprobs,
-            grammar=self._grammars.watch(states, faults, choice.token_ids),
+            grammar=grammar,
         )
+
+    def _edit(
+        self,
+        logits: Tensor,
+        columns: NDArray[np.void],
+        slots: Ints,
+        lengths: Ints,
+        token_table: Tensor,
+    ) -> tuple[dict[int, GrammarState], dict[int, str]]:
+        """Everything that changes logits; the grammars of the rows and their faults, by row."""
+        num_prompt = columns["num_prompt_tokens"]
+        self._penalise(logits, slots, lengths, token_table)
+        self._add_bias(logits, slots)
+        self._token_rules.apply(logits, slots, lengths, num_prompt, token_table)
+        unwanted = unwanted_by_row(
+            lengths - num_prompt < columns["min_tokens"], slots, self._stop_ids
+        )
+        states, faults = self._grammars.mask(logits, slots, unwanted)
+        self._ban(logits, {row: ids for row, ids in unwanted.items() if row not in states})
+        return states, faults
 
     def _choose(self, logits: Tensor, columns: NDArray[np.void], indices: Ints) -> Choice:
         """Implements Chooser.choose in torch: the definition that others are held against."""
@@ -353,4 +375,16 @@ def _penalises(sampling: SamplingParams) -> bool:
         sampling.presence_penalty != 0
         or sampling.frequency_penalty != 0
         or sampling.repetition_penalty != 1
+    )
+
+
+def _edits(admission: Admission) -> bool:
+    sampling = admission.sampling
+    return bool(
+        _penalises(sampling)
+        or sampling.logit_bias
+        or sampling.allowed_token_ids
+        or sampling.bad_words
+        or sampling.min_tokens
+        or admission.grammar
     )

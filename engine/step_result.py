@@ -137,7 +137,11 @@ class PendingStep:
 
     def _row_errors(self) -> dict[int, str]:
         errors = dict(self._faults)
-        peaks = np.maximum.reduceat(self._hidden_peaks.numpy(), self._batch.offsets[:-1])
+        peaks = self._hidden_peaks.numpy()
+        healthy = np.isfinite(peaks).all()
+        if healthy and (self._samples is None or np.isfinite(self._samples.peaks.numpy()).all()):
+            return errors
+        peaks = np.maximum.reduceat(peaks, self._batch.offsets[:-1])
         broken = np.flatnonzero(~np.isfinite(peaks)).tolist()
         if self._samples is not None:
             finite = np.isfinite(self._samples.peaks.numpy())

@@ -163,7 +163,7 @@ class TorchEngine:
         samples = self._sample(batch, slots, sampled, hidden) if len(sampled) else None
         pooled = self._pooler.pool(batch, slots, sampled, hidden)
         tensors = StepTensors(
-            hidden_peaks=hidden.abs().amax(1).to(torch.float32),
+            hidden_peaks=torch.linalg.vector_norm(hidden, torch.inf, 1, dtype=torch.float32),
             sampled=tuple(sampled.tolist()),
             samples=samples,
             prompts=prompts,
@@ -237,14 +237,11 @@ class TorchEngine:
 
     def _sample(self, batch: Batch, slots: Ints, sampled: Ints, hidden: Tensor) -> Samples:
         """Sample rows `sampled` and write their tokens where the next step will look."""
-        last_tokens = to_device(batch.offsets[1:][sampled] - 1, self._device)
-        logits = self._runner.logits(hidden[last_tokens])
-        ends = batch.ends[sampled]
-        table = self._tables.token_table
-        samples = self._sampler.sample(logits, slots[sampled], ends, table)
-        self._tables.write_tokens(
-            to_device(slots[sampled], self._device),
-            to_device(ends, self._device),
-            samples.token_ids,
-        )
+        ends = batch.ends
+        if len(sampled) < len(hidden):
+            hidden = hidden[to_device(batch.offsets[1:][sampled] - 1, self._device)]
+            slots, ends = slots[sampled], ends[sampled]
+        logits = self._runner.logits(hidden)
+        samples = self._sampler.sample(logits, slots, ends, self._tables.token_table)
+        self._tables.write_tokens(slots, ends, samples.token_ids)
         return samples

@@ -6,6 +6,7 @@ import random
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,7 +58,7 @@ def test_rows_become_flat_tokens_positions_and_kv_slots() -> None:
 def test_sampled_token_is_read_by_the_next_batch() -> None:
     tables = make_tables()
     tables.admit(1, [5])
-    tables.write_tokens(torch.tensor([1]), torch.tensor([1]), torch.tensor([77]))
+    tables.write_tokens(np.array([1]), np.array([1]), torch.tensor([77]))
     step = plan([(1, 1, 1)], [(1, 0, 0)])
     tables.set_blocks(step)
     assert tables.batch(step).token_ids.tolist() == [77]
@@ -65,7 +66,7 @@ def test_sampled_token_is_read_by_the_next_batch() -> None:
 
 def test_token_after_the_last_position_has_a_place() -> None:
     tables = make_tables(max_model_len=3)
-    tables.write_tokens(torch.tensor([0]), torch.tensor([3]), torch.tensor([1]))
+    tables.write_tokens(np.array([0]), np.array([3]), torch.tensor([1]))
     assert tables.token_table[1:].count_nonzero() == 0
 
 

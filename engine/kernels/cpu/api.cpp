@@ -91,9 +91,8 @@ int32_t paceline_logits(paceline_model* model, const float* hidden, int32_t rows
   return model->logits(hidden, rows, logits);
 }
 
-int32_t paceline_choose(paceline_model* model, const paceline_logits_view* logits,
-                        const paceline_choice* choices, const paceline_chosen* out) {
-  return model->choose(*logits, choices, *out);
+int32_t paceline_choose(paceline_model* model, const paceline_choice* choice) {
+  return model->choose(*choice);
 }
 
 int32_t paceline_copy_blocks(paceline_model* model, const int32_t* pairs, int32_t num_pairs) {

@@ -49,35 +49,33 @@ typedef struct {
   const int32_t* block_tables; /* [num_rows][table_stride] */
 } paceline_batch;
 
-/* Row i of the logits is logits + i * stride; tokens from vocab on do not exist. */
+/* How a row's token is chosen: the beginning of a row of engine.sampler.SLOT_COLUMNS. The rules are
+ * engine/draw.py's. top_k outside 1 .. vocab - 1, top_p >= 1 and min_p <= 0 filter nothing. */
+typedef struct {
+  int64_t seed, top_k, num_logprobs; /* num_logprobs: -1 = none, else how many alternatives */
+  double top_p;
+  float temperature, min_p;
+  uint8_t greedy;
+} paceline_parameters;
+
+/* Row i of the logits is logits + i * stride; tokens from vocab on do not exist. Log-probabilities
+ * are those at temperature 1; rows without any are left alone. A row with a nan, an infinity or no
+ * token at all has a peak that is not finite, and any token. */
 typedef struct {
   const float* logits;
   int64_t stride;
   int32_t rows, vocab;
-} paceline_logits_view;
-
-/* How a row's token is chosen: see engine/draw.py. top_k outside 1 .. vocab - 1, top_p >= 1 and
- * min_p <= 0 filter nothing. */
-typedef struct {
-  uint64_t seed, index;  /* the uniform number is number `index` of `seed`, see engine/random.py */
-  int64_t top_k;
-  double top_p;
-  float temperature;     /* 0: the best token, the lowest id of equal ones */
-  float min_p;
-  int32_t num_top;       /* alternatives with log-probabilities; -1: no log-probabilities */
-  int32_t token;         /* -1; else the token is this one, and only its log-probability is asked */
+  const void* parameters; /* [rows] paceline_parameters, parameter_bytes apart */
+  int64_t parameter_bytes;
+  const int64_t* indices; /* [rows] of the uniform number of the seed, see engine/random.py */
+  const int64_t* given;   /* null; or [rows]: the tokens, for their log-probabilities alone */
+  int64_t* tokens;        /* out [rows] */
+  float* peaks;           /* out [rows] the best logit */
+  float* logprobs;        /* out [rows] of the token */
+  float* top;             /* out [rows][max_top] of the best tokens, best first */
+  int64_t* top_ids;       /* out [rows][max_top] */
+  int32_t max_top;        /* at least min(num_logprobs, vocab) of every row */
 } paceline_choice;
-
-/* out, by row. Log-probabilities are those at temperature 1; rows without any are left alone. A row
- * with a nan, an infinity or no token at all has a peak that is not finite, and any token. */
-typedef struct {
-  int64_t* tokens;       /* [rows] */
-  float* peaks;          /* [rows] the best logit */
-  float* logprobs;       /* [rows] of the token */
-  float* top;            /* [rows][max_top] of the best tokens, best first */
-  int64_t* top_ids;      /* [rows][max_top] */
-  int32_t max_top;
-} paceline_chosen;
 
 typedef struct paceline_model paceline_model;
 
@@ -105,9 +103,7 @@ int32_t paceline_set_norm(paceline_model* model, int32_t layer, int32_t which, c
 int32_t paceline_forward(paceline_model* model, const paceline_batch* batch, float* hidden);
 /* hidden: [rows][hidden] from a step. out: logits [rows][vocab]. */
 int32_t paceline_logits(paceline_model* model, const float* hidden, int32_t rows, float* logits);
-/* choices: [rows]. logits are only read. */
-int32_t paceline_choose(paceline_model* model, const paceline_logits_view* logits,
-                        const paceline_choice* choices, const paceline_chosen* out);
+int32_t paceline_choose(paceline_model* model, const paceline_choice* choice);
 /* Copies whole blocks: pairs is [num_pairs][2], source then target, in order. */
 int32_t paceline_copy_blocks(paceline_model* model, const int32_t* pairs, int32_t num_pairs);
 /* out: nanoseconds of the calling thread by kind of phase since the last call, then zeroes them:
@@ -121,8 +117,7 @@ int32_t paceline_attend(int32_t kv_half, int32_t block_size, int32_t num_blocks,
                         int32_t group, int32_t head_dim, int32_t num_keys, const float* keys,
                         const float* values, const int32_t* block_table, int32_t num_queries,
                         const float* queries, const int32_t* first, const int32_t* last, float* out);
-int32_t paceline_choose_alone(int32_t num_threads, const paceline_logits_view* logits,
-                              const paceline_choice* choices, const paceline_chosen* out);
+int32_t paceline_choose_alone(int32_t num_threads, const paceline_choice* choice);
 void paceline_exp(const float* x, float* out, int32_t count);
 void paceline_half_round_trip(const float* x, float* out, int32_t count);
 

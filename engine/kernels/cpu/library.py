@@ -59,16 +59,17 @@ class Batch(Structure):
     )
 
 
-class LogitsView(Structure):
-    """paceline_logits_view of api.h."""
-
-    _fields_ = (("logits", c_void_p), ("stride", c_int64), ("rows", c_int32), ("vocab", c_int32))
-
-
-class Chosen(Structure):
-    """paceline_chosen of api.h."""
+class Choice(Structure):
+    """paceline_choice of api.h."""
 
     _fields_ = (
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        ("rows", c_int32),
+        ("vocab", c_int32),
+        ("parameters", c_void_p),
+        ("parameter_bytes", c_int64),
+        *((name, c_void_p) for name in ("indices", "given")),
         *((name, c_void_p) for name in ("tokens", "peaks", "logprobs", "top", "top_ids")),
         ("max_top", c_int32),
     )
@@ -92,8 +93,8 @@ _SIGNATURES = {
     "paceline_forward": (c_int32, (c_void_p, POINTER(Batch), c_void_p)),
     "paceline_logits": (c_int32, (c_void_p, c_void_p, c_int32, c_void_p)),
     "paceline_copy_blocks": (c_int32, (c_void_p, c_void_p, c_int32)),
-    "paceline_choose": (c_int32, (c_void_p, POINTER(LogitsView), c_void_p, POINTER(Chosen))),
-    "paceline_choose_alone": (c_int32, (c_int32, POINTER(LogitsView), c_void_p, POINTER(Chosen))),
+    "paceline_choose": (c_int32, (c_void_p, POINTER(Choice))),
+    "paceline_choose_alone": (c_int32, (c_int32, POINTER(Choice))),
     "paceline_profile": (None, (c_void_p, c_void_p)),
     "paceline_multiply": (
         c_int32,

@@ -55,10 +55,7 @@ class Model {
   int set_norm(int layer, int which, const float* weight);
   int forward(const paceline_batch& batch, float* hidden);
   int logits(const float* hidden, int rows, float* logits);
-  int choose(const paceline_logits_view& logits, const paceline_choice* choices,
-             const paceline_chosen& out) {
-    return sampling_.choose(team_, logits, choices, out);
-  }
+  int choose(const paceline_choice& choice) { return sampling_.choose(team_, choice); }
   int copy_blocks(const int32_t* pairs, int num_pairs);
   void profile(uint64_t* out);
 

@@ -104,12 +104,11 @@ int32_t paceline_attend(int32_t kv_half, int32_t block_size, int32_t num_blocks,
   return 0;
 }
 
-int32_t paceline_choose_alone(int32_t num_threads, const paceline_logits_view* logits,
-                              const paceline_choice* choices, const paceline_chosen* out) {
+int32_t paceline_choose_alone(int32_t num_threads, const paceline_choice* choice) {
   Team team(num_threads, kSamplingPhases);
   Sampling sampling;
-  if (!sampling.allocate(logits->vocab, num_threads)) return PACELINE_NO_MEMORY;
-  const int32_t result = sampling.choose(team, *logits, choices, *out);
+  if (!sampling.allocate(choice->vocab, num_threads)) return PACELINE_NO_MEMORY;
+  const int32_t result = sampling.choose(team, *choice);
   team.settle();
   return result;
 }

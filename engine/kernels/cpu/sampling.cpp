@@ -64,27 +64,39 @@ uint64_t sum_of_weights(const float* x, int n, float peak, float temperature, fl
   return sum.total();
 }
 
-bool is_ranked(const paceline_choice& c, int vocab) {
+}  // namespace
+
+bool Sampling::is_ranked(const Rule& c, int vocab) {
   return (c.top_k > 0 && c.top_k < vocab) || c.top_p < 1;
 }
-bool is_random(const paceline_choice& c) { return c.token < 0 && c.temperature > 0; }
-bool sums_at_temperature(const paceline_choice& c, int vocab) {
+
+bool Sampling::sums_at_temperature(const Rule& c, int vocab) {
   return is_random(c) && !(c.top_k > 0 && c.top_k < vocab);
 }
 
-}  // namespace
+Sampling::Rule Sampling::rule_of(const paceline_choice& call, int row) {
+  paceline_parameters p;
+  std::memcpy(&p, static_cast<const char*>(call.parameters) + row * call.parameter_bytes, sizeof p);
+  return {static_cast<uint64_t>(p.seed),
+          call.given ? 0 : static_cast<uint64_t>(call.indices[row]),
+          p.top_k,
+          p.top_p,
+          p.greedy ? 0.0f : p.temperature,
+          p.min_p,
+          static_cast<int>(std::min<int64_t>(p.num_logprobs, call.vocab)),
+          call.given ? static_cast<int>(call.given[row]) : -1};
+}
 
 struct Sampling::Block {
-  paceline_logits_view view;
-  const paceline_choice* choices;
-  paceline_chosen out;
+  paceline_choice call;
+  const Rule* rules;
   int first, rows, chunks;
 };
 
 struct Sampling::Row {
   const float* logits;
   int vocab, chunks;
-  const paceline_choice& choice;
+  const Rule& rule;
   int index;  // in the call
   float* maxima;
   uint64_t* sums;      // at the temperature
@@ -101,26 +113,28 @@ bool Sampling::allocate(int vocab, int num_threads) {
   const size_t chunks = num_chunks(vocab);
   maxima_.resize(kRows * chunks * kLanes);
   sums_.resize(kRows * chunks * 2);
+  rules_.resize(kRows);
   rankings_.resize(num_threads);
   return std::all_of(rankings_.begin(), rankings_.end(),
                      [&](Ranking& ranking) { return ranking.allocate(vocab); });
 }
 
-int Sampling::choose(Team& team, const paceline_logits_view& view, const paceline_choice* choices,
-                     const paceline_chosen& out) {
-  if (view.vocab < 1 || view.vocab > max_vocab_ || view.stride < view.vocab || view.rows < 0)
+int Sampling::choose(Team& team, const paceline_choice& call) {
+  if (call.vocab < 1 || call.vocab > max_vocab_ || call.stride < call.vocab || call.rows < 0)
     return PACELINE_BAD_SHAPE;
-  for (int row = 0; row < view.rows; ++row)
-    if (choices[row].num_top > out.max_top || choices[row].num_top > view.vocab ||
-        choices[row].token >= view.vocab)
+  for (int row = 0; row < call.rows; ++row)
+    if (rule_of(call, row).num_top > call.max_top ||
+        (call.given && (call.given[row] < 0 || call.given[row] >= call.vocab)))
       return PACELINE_BAD_BATCH;
-  for (int first = 0; first < view.rows; first += kRows) {
-    const Block block{view, choices + first, out, first, std::min(kRows, view.rows - first),
-                      num_chunks(view.vocab)};
+  for (int first = 0; first < call.rows; first += kRows) {
+    team.settle();  // threads on their way out of the last block still look at its rules
+    const int rows = std::min(kRows, call.rows - first);
+    for (int row = 0; row < rows; ++row) rules_[row] = rule_of(call, first + row);
+    const Block block{call, rules_.data(), first, rows, num_chunks(call.vocab)};
     const int ranges = (block.chunks + kRangeChunks - 1) / kRangeChunks;
     const bool any_sums =
-        std::any_of(block.choices, block.choices + block.rows, [&](const paceline_choice& c) {
-          return c.num_top >= 0 || sums_at_temperature(c, view.vocab);
+        std::any_of(block.rules, block.rules + rows, [&](const Rule& c) {
+          return c.num_top >= 0 || sums_at_temperature(c, call.vocab);
         });
     team.run([this, &team, block, ranges, any_sums](int thread) {
       Phases phases(team);
@@ -135,10 +149,10 @@ int Sampling::choose(Team& team, const paceline_logits_view& view, const pacelin
 
 Sampling::Row Sampling::row_of(const Block& block, int row) {
   const size_t chunks = block.chunks;
-  Row r{block.view.logits + static_cast<size_t>(block.first + row) * block.view.stride,
-        block.view.vocab,
+  Row r{block.call.logits + static_cast<size_t>(block.first + row) * block.call.stride,
+        block.call.vocab,
         block.chunks,
-        block.choices[row],
+        block.rules[row],
         block.first + row,
         &maxima_[row * chunks * kLanes],
         &sums_[row * chunks * 2],
@@ -166,17 +180,17 @@ void Sampling::Row::find_peak() {
 
 void Sampling::sum(const Block& block, int row, int range) {
   Row r = row_of(block, row);
-  const bool at_temperature = sums_at_temperature(r.choice, r.vocab), at_one = r.choice.num_top >= 0;
+  const bool at_temperature = sums_at_temperature(r.rule, r.vocab), at_one = r.rule.num_top >= 0;
   if (!at_temperature && !at_one) return;
   r.find_peak();
   if (!std::isfinite(r.peak)) return;
-  const float min_p = is_ranked(r.choice, r.vocab) ? 0.0f : r.choice.min_p;
+  const float min_p = is_ranked(r.rule, r.vocab) ? 0.0f : r.rule.min_p;
   const int last = std::min(r.chunks, (range + 1) * kRangeChunks);
   for (int chunk = range * kRangeChunks; chunk < last; ++chunk) {
     const float* x = r.logits + chunk * kChunk;
     const int n = r.chunk_size(chunk);
     if (at_temperature)
-      r.sums[chunk] = sum_of_weights(x, n, r.peak, r.choice.temperature, min_p);
+      r.sums[chunk] = sum_of_weights(x, n, r.peak, r.rule.temperature, min_p);
     if (at_one) r.one_sums[chunk] = sum_of_weights(x, n, r.peak, 1.0f, 0.0f);
   }
 }
@@ -184,12 +198,12 @@ void Sampling::sum(const Block& block, int row, int range) {
 void Sampling::finish(const Block& block, int row, Ranking& ranking) {
   Row r = row_of(block, row);
   r.find_peak();
-  int token = std::max(r.choice.token, 0);
-  if (std::isfinite(r.peak) && r.choice.token < 0)
-    token = is_random(r.choice) ? draw(r, ranking) : r.first_best();
-  block.out.peaks[r.index] = r.peak;
-  block.out.tokens[r.index] = token;
-  if (r.choice.num_top >= 0) write_logprobs(r, token, ranking, block.out);
+  int token = std::max(r.rule.token, 0);
+  if (std::isfinite(r.peak) && r.rule.token < 0)
+    token = is_random(r.rule) ? draw(r, ranking) : r.first_best();
+  block.call.peaks[r.index] = r.peak;
+  block.call.tokens[r.index] = token;
+  if (r.rule.num_top >= 0) write_logprobs(r, token, ranking, block.call);
 }
 
 int Sampling::Row::first_best() const {
@@ -202,12 +216,12 @@ int Sampling::Row::first_best() const {
 }
 
 int Sampling::draw(const Row& row, Ranking& ranking) const {
-  return is_ranked(row.choice, row.vocab) ? draw_along_ranking(row, ranking) : draw_along_ids(row);
+  return is_ranked(row.rule, row.vocab) ? draw_along_ranking(row, ranking) : draw_along_ids(row);
 }
 
 // The chunk where the weight before exceeds the share, then the token in it.
 int Sampling::draw_along_ids(const Row& row) const {
-  const paceline_choice& c = row.choice;
+  const Rule& c = row.rule;
   uint64_t total = 0, before = 0;
   for (int chunk = 0; chunk < row.chunks; ++chunk) total += row.sums[chunk];
   const uint64_t target = share_of(total, uniform53(c.seed, c.index));
@@ -246,7 +260,7 @@ void Sampling::gather(const Row& row, float bound, Ranking& ranking) const {
 }
 
 int Sampling::draw_along_ranking(const Row& row, Ranking& ranking) const {
-  const paceline_choice& c = row.choice;
+  const Rule& c = row.rule;
   const bool has_top_k = c.top_k > 0 && c.top_k < row.vocab;
   uint64_t total = 0;
   double depth = kDeepest;
@@ -290,8 +304,8 @@ int Sampling::draw_along_ranking(const Row& row, Ranking& ranking) const {
 }
 
 void Sampling::write_logprobs(const Row& row, int token, Ranking& ranking,
-                              const paceline_chosen& out) const {
-  const int count = row.choice.num_top;
+                              const paceline_choice& out) const {
+  const int count = row.rule.num_top;
   float* top = out.top + static_cast<size_t>(row.index) * out.max_top;
   int64_t* top_ids = out.top_ids + static_cast<size_t>(row.index) * out.max_top;
   if (!std::isfinite(row.peak)) {

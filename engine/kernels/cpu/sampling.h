@@ -17,10 +17,16 @@ class Sampling {
  public:
   bool allocate(int vocab, int num_threads);
   // Needs a team of at most num_threads, with at least kSamplingPhases phases. 0 or an error.
-  int choose(Team& team, const paceline_logits_view& logits, const paceline_choice* choices,
-             const paceline_chosen& out);
+  int choose(Team& team, const paceline_choice& call);
 
  private:
+  struct Rule {  // for one row
+    uint64_t seed, index;
+    int64_t top_k;
+    double top_p;
+    float temperature, min_p;  // temperature 0: the best token
+    int num_top, token;        // -1: no log-probabilities; -1: not given
+  };
   struct Block;  // rows worked on together
   struct Row;
 
@@ -31,12 +37,18 @@ class Sampling {
   int draw_along_ids(const Row& row) const;
   int draw_along_ranking(const Row& row, Ranking& ranking) const;
   void write_logprobs(const Row& row, int token, Ranking& ranking,
-                      const paceline_chosen& out) const;
+                      const paceline_choice& out) const;
   void gather(const Row& row, float bound, Ranking& ranking) const;
   float bound_of_best(const Row& row, int64_t count, Ranking& ranking) const;
   Row row_of(const Block& block, int row);
 
+  static Rule rule_of(const paceline_choice& call, int row);
+  static bool is_ranked(const Rule& rule, int vocab);
+  static bool is_random(const Rule& rule) { return rule.token < 0 && rule.temperature > 0; }
+  static bool sums_at_temperature(const Rule& rule, int vocab);
+
   int max_vocab_ = 0;
+  std::vector<Rule> rules_;      // of a block
   // by row of a block
   std::vector<float> maxima_;    // [chunks][lanes]
   std::vector<uint64_t> sums_;   // [2][chunks]: at the row's temperature; at 1 for log-probabilities
