@@ -99,9 +99,12 @@ def _serve(parsed: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"paceline: {error}", file=sys.stderr)
         return 2
-    from server.serve import serve
+    from server.early_core import EarlyCore
 
-    return serve(settings)
+    with EarlyCore() as core:
+        from server.serve import serve
+
+        return serve(settings, core)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from scheduler.limits import SchedulerLimits
 from scheduler.loop import Engine, EngineFailed, ServingLoop
 from scheduler.policy import Policy
 from scheduler.scheduler import Scheduler
-from server.core_build import Core, Report, build_core
+from server.core_build import Core, Report, build_core, import_libraries
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
 from server.grammar_inbox import GrammarInbox
 from server.step_profile import StepProfile
@@ -157,6 +157,8 @@ def main(argv: Sequence[str], build: Build | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(levelname)s core: %(message)s", stream=sys.stderr
     )
+    if build is None:
+        import_libraries()
     return run_core(socket.socket(fileno=descriptor), build or build_core)
 
 

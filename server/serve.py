@@ -26,10 +26,11 @@ from server.app import create_app
 from server.banner import LoadProgress, banner_console, print_banner, url_of
 from server.config import Settings
 from server.core_client import CoreClient
+from server.early_core import EarlyCore, Spawn, spawn_core
 from server.http_limits import LimitedProtocol
 from server.logs import configure_logging
 from server.process_watch import raise_descriptor_limit
-from server.supervisor import CoreGaveUp, Spawn, Supervisor, spawn_core
+from server.supervisor import CoreGaveUp, Supervisor
 from server.tokenizer import Tokenizer, load_tokenizer
 from server.wire import CoreInfo, Start
 
@@ -70,10 +71,10 @@ class HttpServer(uvicorn.Server):
                 connection.transport.abort()
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, early: EarlyCore | None = None) -> int:
     """Serves until it is told to stop; the exit code. Prints one line for what people cause."""
     try:
-        return _serve(settings)
+        return _serve(settings, early)
     except (ModelFileError, CoreGaveUp, PortError) as error:
         console = Console(stderr=True)
         console.print(f"paceline: {error}", markup=False, highlight=False, soft_wrap=True)
@@ -82,14 +83,14 @@ def serve(settings: Settings) -> int:
         return 1 if isinstance(error, PortError) else 2
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings, early: EarlyCore | None) -> int:
     raise_descriptor_limit()
     path = resolve_model(settings.engine.model or None)
     name = settings.engine.served_model_name or model_name(settings.engine.model, path)
     engine = replace(settings.engine, model=str(path), served_model_name=name)
     with bind(settings.server.host, settings.server.port) as listener:
         configure_logging(settings.server.log_level, settings.server.log_format)
-        return live(replace(settings, engine=engine), listener, load_tokenizer(path))
+        return live(replace(settings, engine=engine), listener, load_tokenizer(path), early=early)
 
 
 def live(
@@ -97,11 +98,12 @@ def live(
     listener: socket.socket,
     tokenizer: Tokenizer,
     spawn: Spawn = spawn_core,
+    early: EarlyCore | None = None,
 ) -> int:
     """Serves on `listener`, which it closes; the exit code. Raises CoreGaveUp."""
 
     async def run() -> int:
-        return await ServerLife(settings, listener, tokenizer, spawn).run()
+        return await ServerLife(settings, listener, tokenizer, spawn, early).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
@@ -138,6 +140,7 @@ class ServerLife:
         listener: socket.socket,
         tokenizer: Tokenizer,
         spawn: Spawn = spawn_core,
+        early: EarlyCore | None = None,
     ) -> None:
         self._config = settings.server
         self._listener = listener
@@ -151,7 +154,7 @@ class ServerLife:
             tokenizer.all_token_bytes(),
             tuple(sorted(tokenizer.special_ids)),
         )
-        self._supervisor = Supervisor(self._client, start, spawn)
+        self._supervisor = Supervisor(self._client, start, spawn, early)
         self._stop_wanted = asyncio.Event()
         self._force_wanted = asyncio.Event()
 

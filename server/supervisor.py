@@ -10,17 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from pathlib import Path
 
 from server.core_client import CoreClient, CoreState
+from server.early_core import EarlyCore, Spawn, spawn_core, start_core
 from server.wire import Failed, FailureKind, Start
 
 log = logging.getLogger("paceline.supervisor")
@@ -31,16 +27,6 @@ _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
 _EXIT_SECONDS = 1.0
 
-# The child finds this very code, and no package of the same name in the current folder (-P).
-_BOOT = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from server.core_process import main; sys.exit(main(sys.argv[1:]))"
-)
-
-
-# Starts a core that holds the given descriptor.
-Spawn = Callable[[int], subprocess.Popen[bytes]]
-
 
 class CoreGaveUp(Exception):
     """There will be no core: one line for people, and the exit code of the server."""
@@ -48,17 +34,6 @@ class CoreGaveUp(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def spawn_core(descriptor: int) -> subprocess.Popen[bytes]:
-    """The child, holding `descriptor`. Its stdout is our stderr: stdout is for people's eyes.
-
-    Call it from the thread that lives as long as the server: Linux ends the child with the thread
-    that started it.
-    """
-    root = str(Path(__file__).resolve().parent.parent)
-    command = [sys.executable, "-P", "-c", _BOOT, root, str(descriptor), str(os.getpid())]
-    return subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=2)
 
 
 class Supervisor:
@@ -69,10 +44,13 @@ class Supervisor:
         client: CoreClient,
         start: Start,
         spawn: Spawn = spawn_core,
+        early: EarlyCore | None = None,
     ) -> None:
+        """`early` may hold the first core; the others come from `spawn`."""
         self._client = client
         self._start = start
         self._spawn = spawn
+        self._early = early
         self._deaths: deque[float] = deque()
         self._stop_wanted = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,19 +83,14 @@ class Supervisor:
         await self._ended.wait()
 
     async def _live_once(self) -> tuple[Failed | None, int]:
+        core = self._early.take() if self._early else None
         try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:  # no descriptor left
+            core = core or start_core(self._spawn)
+        except OSError as error:  # no descriptor or process left
             return Failed(FailureKind.ENGINE, f"the engine could not be started: {error}"), 1
+        process = self._process = core.process
         try:
-            process = self._process = self._spawn(theirs.fileno())
-        except OSError as error:
-            ours.close()
-            return Failed(FailureKind.ENGINE, f"the engine could not be started: {error}"), 1
-        finally:
-            theirs.close()
-        try:
-            failure = await self._client.serve(ours, self._start)
+            failure = await self._client.serve(core.sock, self._start)
             # The connection is gone, so this core is of no use, dead or not.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(process.wait, _EXIT_SECONDS)

@@ -22,7 +22,8 @@ from server.core_build import build_core
 from server.core_channel import CoreInbox
 from server.core_client import CoreClient, CoreState
 from server.core_process import EXIT_DONE, EXIT_ENGINE, CoreThread, start_core_thread
-from server.supervisor import Supervisor, spawn_core
+from server.early_core import spawn_core
+from server.supervisor import Supervisor
 from server.wire import (
     Commands,
     Failed,
