@@ -54,9 +54,10 @@ class NativeChooser:
         indices: Ints | None = None,
         given: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Logprobs | None]:
-        assert logits.dtype is torch.float32
-        assert logits.stride(1) == 1
         num_rows, vocab = logits.shape
+        stride, step = logits.stride()
+        assert step == 1
+        assert logits.dtype is torch.float32
         max_top = min(max(num_top, 0), vocab)
         token_ids = torch.empty(num_rows, dtype=torch.int64)
         peaks = torch.empty(num_rows)
@@ -70,7 +71,7 @@ class NativeChooser:
         self._kernel(
             Call(
                 logits=logits.data_ptr(),
-                stride=logits.stride(0),
+                stride=stride,
                 rows=num_rows,
                 vocab=vocab,
                 parameters=columns.ctypes.data,

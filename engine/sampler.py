@@ -41,7 +41,6 @@ SLOT_COLUMNS = np.dtype(
         ("greedy", np.bool_),
         ("ranked", np.bool_),  # has top_k or top_p
         ("penalised", np.bool_),
-        ("edited", np.bool_),  # penalties, biases or bans may change the logits
         ("presence", np.float32),
         ("frequency", np.float32),
         ("repetition", np.float32),
@@ -144,6 +143,7 @@ class Sampler:
         self._vocab_size, self._vocab_limit = vocab_size, vocab_limit
         self._device = device
         self._table = np.zeros(num_slots, dtype=SLOT_COLUMNS)
+        self._edited: set[int] = set()  # slots with penalties, biases or bans
         self._bias: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
         self._stop_ids: dict[int, Ints] = {}
         self._grammars = GrammarRows(grammars, device)
@@ -193,13 +193,13 @@ class Sampler:
             sampling.temperature < MIN_TEMPERATURE,
             top_k < limit or sampling.top_p < 1,
             _penalises(sampling),
-            _edits(admission),
             sampling.presence_penalty,
             sampling.frequency_penalty,
             sampling.repetition_penalty,
             sampling.min_tokens,
             admission.num_prompt_tokens,
         )
+        (self._edited.add if _edits(admission) else self._edited.discard)(slot)
         # Ids of the padding are never sampled anyway.
         bias = {token: value for token, value in sampling.logit_bias if token < limit}
         self._bias[slot] = (
@@ -216,9 +216,10 @@ class Sampler:
         logits [rows, vocab_size] float32 is overwritten; token_table [slots, positions] int64.
         """
         columns = self._table[slots]
-        logits = logits[:, : self._vocab_limit]
+        if self._vocab_limit < self._vocab_size:
+            logits = logits[:, : self._vocab_limit]
         states, faults = {}, {}
-        if columns["edited"].any():
+        if self._edited and not self._edited.isdisjoint(slots.tolist()):
             states, faults = self._edit(logits, columns, slots, lengths, token_table)
         choose = self._choose if self._chooser is None else self._chooser.choose
         choice = choose(logits, columns, lengths - columns["num_prompt_tokens"])

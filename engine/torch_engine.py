@@ -148,10 +148,11 @@ class TorchEngine:
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
         batch = self._tables.batch(plan)
+        slots = np.asarray(plan.slots, dtype=np.int64)
+        sampled = np.flatnonzero(np.frombuffer(plan.samples, dtype=np.uint8))
         hidden = self._runner.forward(batch)
         timer.mark()
 
-        slots = np.asarray(plan.slots, dtype=np.int64)
         prompts = self._prompts.score(
             batch,
             slots,
@@ -159,7 +160,6 @@ class TorchEngine:
             logits=self._runner.logits,
             token_table=self._tables.token_table,
         )
-        sampled = np.flatnonzero(np.frombuffer(plan.samples, dtype=np.uint8))
         samples = self._sample(batch, slots, sampled, hidden) if len(sampled) else None
         pooled = self._pooler.pool(batch, slots, sampled, hidden)
         tensors = StepTensors(
@@ -238,7 +238,7 @@ class TorchEngine:
     def _sample(self, batch: Batch, slots: Ints, sampled: Ints, hidden: Tensor) -> Samples:
         """Sample rows `sampled` and write their tokens where the next step will look."""
         ends = batch.ends
-        if len(sampled) < len(hidden):
+        if len(sampled) < batch.offsets[-1]:
             hidden = hidden[to_device(batch.offsets[1:][sampled] - 1, self._device)]
             slots, ends = slots[sampled], ends[sampled]
         logits = self._runner.logits(hidden)
