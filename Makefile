@@ -4,10 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-KERNELS := $(wildcard engine/kernels/cpu/*.cpp engine/kernels/cpu/*.h) $(wildcard setup.py)
+KERNELS := $(wildcard engine/kernels/cpu/*.cpp engine/kernels/cpu/*.h) setup.py engine/kernels/cpu/build.py
 ARGS ?=
 
-.PHONY: serve chat test lint format bench bench-peers bench-accuracy test-kernels-cpu test-bugs test-prometheus test-console test-clients test-clients-node test-fuzz bench-overhead image test-schemas bench-grammar clean
+.PHONY: serve chat test lint format clean image \
+	test-bugs test-kernels test-kernels-cpu test-schemas test-clients test-clients-node test-fuzz \
+	test-console test-prometheus \
+	bench bench-peers bench-accuracy bench-overhead bench-grammar
 
 serve: $(VENV)/.ready
 	$(BIN)/paceline serve $(ARGS)
