@@ -25,15 +25,13 @@ TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object
 
 
 class FailingEngine(TextEngine):
-    """Its fifth step fails."""
-
-    num_steps = 0
+    """Its third step fails."""
 
     def submit(self, plan: StepPlan) -> Any:
-        self.num_steps += 1
-        if self.num_steps == 5:
+        pending = super().submit(plan)
+        if self.num_steps == 3:
             self.fail_step.set()
-        return super().submit(plan)
+        return pending
 
 
 def body(text: str = "greet", **fields: Any) -> dict[str, Any]:
