@@ -32,6 +32,7 @@ MAX_LINES = 4
 # After the last interactive request, before a line begins.
 QUIET_SECONDS = 0.5
 POLL_SECONDS = 0.05
+BLOCKED_SECONDS = 0.25  # between looks whether others are done
 IDLE_SECONDS = 2.0
 MAX_ATTEMPTS = 3
 RETRIED = (429, 503)
@@ -78,7 +79,7 @@ class BatchRunner:
         for tenant, facts in batches:
             await self._advance(tenant, facts)
         if batches:
-            await self._sleep(POLL_SECONDS)
+            await self._sleep(POLL_SECONDS if self._may_begin() else BLOCKED_SECONDS)
         return bool(batches)
 
     async def _advance(self, tenant: str, facts: Row) -> None:
