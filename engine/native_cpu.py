@@ -7,11 +7,9 @@ arguments. It must not know scheduling, sampling or text. The arithmetic is in e
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -65,20 +63,11 @@ class NativeOptions:
     tier: str | None = None  # instruction set; None: the best one here
 
 
-def physical_cores() -> int:
-    """Cores this process may use, hardware threads of one core counted once."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    siblings = set()
-    for cpu in cpus:
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        siblings.add(path.read_text() if path.is_file() else str(cpu))
-    return len(siblings) or os.cpu_count() or 1
-
-
 def refusal(config: ModelConfig) -> str | None:
     """Why the native kernels cannot run this model, in a few words; None if they can."""
-    if not library.available_tiers():
-        return "the native kernels were not built (no C++ compiler at install)"
+    missing = library.why_missing()
+    if missing is not None:
+        return missing
     group = config.num_heads // config.num_kv_heads
     for name, value in (
         ("hidden_size", config.hidden_size),

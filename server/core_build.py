@@ -64,12 +64,12 @@ def build_core(start: Start, report: Report) -> Core:
     """The core of a real model, warm. Raises ModelFileError for what a person can put right."""
     import torch
 
+    from engine.cpu_count import usable_cores
     from engine.loading import load_config
 
     begin = time.monotonic()
     config, limits = start.config, start.limits
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or min(torch.get_num_threads(), usable_cores()))
     report("reading the model", 0, 0)
     device = _choose_device(config.device)
     model = load_config(Path(config.model))
@@ -163,7 +163,8 @@ def _build_native(start: Start, model: ModelConfig, device: torch.device, report
     """Quantised weights stay as they are in the file; KV is float16, or float32 if asked for."""
     import torch
 
-    from engine.native_cpu import NativeOptions, physical_cores
+    from engine.cpu_count import usable_cores
+    from engine.native_cpu import NativeOptions
     from engine.native_runner import load_native, open_native
     from engine.torch_engine import TorchEngine
 
@@ -177,7 +178,7 @@ def _build_native(start: Start, model: ModelConfig, device: torch.device, report
         block_size=capacity.block_size,
         max_model_len=capacity.max_model_len,
         max_step_tokens=max(start.limits.max_step_tokens, capacity.num_slots),
-        num_threads=config.threads or physical_cores(),
+        num_threads=config.threads or usable_cores(),
         kv_half=kv_dtype is torch.float16,
     )
     grammars = _grammars(start, model)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.cpu_count import usable_cores
 from engine.default_model import resolve_model
-from engine.native_cpu import physical_cores
 from server.tokenizer import load_tokenizer
 from tests.accuracy import llama_cpp
 from tests.accuracy.measures import Accuracy, Floats, coarse_kl, compare, log_softmax
@@ -42,7 +42,7 @@ def against_llama_cpp(
     length = len(texts[0]) - 1
     step = max(1, len(texts) * length // count)
     theirs_kl, ours_kl, theirs_same, ours_same = [], [], [], []
-    with llama_cpp.running(LLAMA, model, physical_cores()) as client:
+    with llama_cpp.running(LLAMA, model, usable_cores()) as client:
         for number, text in enumerate(texts):
             for position in range(step - 1, length, step):
                 top = llama_cpp.top_logprobs(client, text[: position + 1])

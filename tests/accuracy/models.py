@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.cpu_count import usable_cores
 from engine.loading import load_model
-from engine.native_cpu import NativeModel, NativeOptions, physical_cores
+from engine.native_cpu import NativeModel, NativeOptions
 from engine.native_runner import open_native
 
 Logits = Callable[[list[int]], NDArray[np.float32]]  # token ids -> [tokens, vocab]
@@ -45,7 +46,7 @@ def native(path: Path, *, kv_half: bool, longest: int) -> Logits:
         block_size=_BLOCK,
         max_model_len=blocks * _BLOCK,
         max_step_tokens=longest,
-        num_threads=physical_cores(),
+        num_threads=usable_cores(),
         kv_half=kv_half,
     )
     model = NativeModel(file.config, file.weights, options)

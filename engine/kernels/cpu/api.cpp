@@ -28,6 +28,8 @@ Linear shape_of(int32_t kind, int32_t n, int32_t k) {
 
 extern "C" {
 
+int32_t paceline_abi(void) { return PACELINE_ABI; }
+
 const char* paceline_tier(void) { return PACELINE_TIER; }
 
 int32_t paceline_tier_runs(const char* tier) {

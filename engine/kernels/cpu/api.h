@@ -79,6 +79,10 @@ typedef struct {
 
 typedef struct paceline_model paceline_model;
 
+/* Change it with anything in this file: library.py loads no library of another number. */
+#define PACELINE_ABI 2
+int32_t paceline_abi(void);
+
 const char* paceline_tier(void);                /* the tier this library was compiled for */
 int32_t paceline_tier_runs(const char* tier);   /* 1 if this CPU can run that tier */
 uint64_t paceline_packed_bytes(int32_t kind, int32_t n, int32_t k);

@@ -13,6 +13,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_ui
 from functools import cache
 from pathlib import Path
 
+ABI = 2  # PACELINE_ABI of api.h
 TIERS = ("avx512vnni", "avxvnni", "avx2", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
 FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"
@@ -31,6 +32,10 @@ ERRORS = {
 
 class KernelError(RuntimeError):
     """A call into the kernels was refused; nothing was computed."""
+
+
+class StaleLibrary(RuntimeError):
+    """A library that was compiled from other sources than these; the message is one line."""
 
 
 class Config(Structure):
@@ -77,6 +82,7 @@ class Choice(Structure):
 
 # name -> (result, arguments); arrays are passed as addresses
 _SIGNATURES = {
+    "paceline_abi": (c_int32, ()),
     "paceline_tier": (c_char_p, ()),
     "paceline_tier_runs": (c_int32, (c_char_p,)),
     "paceline_packed_bytes": (c_uint64, (c_int32, c_int32, c_int32)),
@@ -117,11 +123,23 @@ def check(code: int) -> None:
 
 @cache
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load one library and declare its functions. It must suit this CPU."""
+    """Load one library and declare its functions. It must suit this CPU.
+
+    Raises OSError for what cannot be loaded here, StaleLibrary.
+    """
     library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+    try:
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        found = library.paceline_abi()
+    except AttributeError:
+        found = None
+    if found != ABI:
+        raise StaleLibrary(
+            "the CPU kernels are older than this code; "
+            "rebuild with `python -m engine.kernels.cpu.build`"
+        )
     return library
 
 
@@ -136,11 +154,30 @@ def available_tiers() -> tuple[str, ...]:
     built = [tier for tier in TIERS if library_path(tier).is_file()]
     if "generic" not in built:
         return ()
-    try:
-        generic = open_library(library_path("generic"))
-    except OSError:  # built for another machine
+    if _fault("generic") is not None:
         return ()
-    return tuple(tier for tier in built if generic.paceline_tier_runs(tier.encode()))
+    runs = open_library(library_path("generic")).paceline_tier_runs
+    return tuple(tier for tier in built if runs(tier.encode()) and _fault(tier) is None)
+
+
+def why_missing() -> str | None:
+    """Why there are no kernels here, in a few words; None if there are."""
+    if available_tiers():
+        return None
+    if not library_path("generic").is_file():
+        return "the native kernels were not built (no C++ compiler at install)"
+    return _fault("generic")
+
+
+def _fault(tier: str) -> str | None:
+    """Why a library that was built cannot be used."""
+    try:
+        open_library(library_path(tier))
+    except OSError:
+        return "the native kernels were built for another machine"
+    except StaleLibrary as error:
+        return str(error)
+    return None
 
 
 def load_library(tier: str | None = None) -> ctypes.CDLL | None:
