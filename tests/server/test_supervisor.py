@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from scheduler.types import Finished, FinishReason
 from server import supervisor as supervisor_module
 from server.config import EngineConfig
 from server.core_client import CoreClient, CoreState, CoreUnavailable
+from server.core_process import EXIT_DONE
 from server.supervisor import CoreGaveUp, Supervisor
 from server.wire import Loading, Start
 from tests.support.scripted_core import ROOT, spawn
@@ -219,3 +221,52 @@ def test_a_core_ignores_the_signals_of_its_group_and_dies_with_its_parent() -> N
         while not is_gone(pid) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert is_gone(pid)
+
+
+def test_a_core_in_the_middle_of_a_long_step_dies_with_its_parent() -> None:
+    """B128: it is not asked, so it need not come to the end of the step and read its socket."""
+    program = (
+        "import asyncio\n"
+        "from server.core_client import CoreClient, CoreState\n"
+        "from server.supervisor import Supervisor\n"
+        "from tests.server.test_supervisor import START, request, spawn, until\n"
+        "async def main():\n"
+        "    client = CoreClient()\n"
+        "    supervisor = Supervisor(client, START, spawn('long step'))\n"
+        "    task = asyncio.create_task(supervisor.run())\n"
+        "    await until(lambda: client.state is CoreState.READY)\n"
+        "    async with client.stream([request('a')]):\n"
+        "        await asyncio.sleep(0.3)\n"
+        "        print(supervisor.pid, flush=True)\n"
+        "        await task\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert not is_gone(pid)
+        parent.kill()
+        parent.wait(5)
+        deadline = time.monotonic() + 5
+        while not is_gone(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert is_gone(pid)
+
+
+def test_a_core_whose_parent_died_before_it_could_look_ends_at_once() -> None:
+    """The signal is asked for too late then; the parent's id tells."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as parent:
+        parent.wait(10)
+    ours, theirs = socket.socketpair()  # `ours` stays open: no end of file helps
+    command = [sys.executable, "-m", "tests.support.scripted_core", "ready"]
+    with ours, theirs:
+        arguments = [str(theirs.fileno()), str(parent.pid)]
+        with subprocess.Popen(
+            [*command, *arguments], pass_fds=(theirs.fileno(),), cwd=ROOT
+        ) as core:
+            try:
+                assert core.wait(10) == EXIT_DONE
+            finally:
+                core.kill()

@@ -2,7 +2,8 @@
 
 `spawn(how)` gives what a Supervisor calls instead of starting the real core. `how` is read in the
 child: "ready", "slow" (ready after 0.6 s), "bad model", "broken build", "dies" (ready, then exits),
-"steady" (steps of 40 ms, and KV for far fewer than may run).
+"steady" (steps of 40 ms, and KV for far fewer than may run), "long step" (ready, then steps of a
+minute).
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ def run(how: str, arguments: list[str]) -> int:
         step_seconds = 0.005
         if how == "steady":
             capacity, step_seconds = replace(capacity, num_blocks=200), 0.04
+        if how == "long step":
+            step_seconds = 60.0
         engine = ScriptedEngine(capacity=capacity, step_seconds=step_seconds)
         info = info_for(engine, start.limits)
         return Core(engine, start.limits, FirstComeFirstServed(), info, depth=0)
