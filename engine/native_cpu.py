@@ -152,7 +152,7 @@ class NativeModel:
         check(self._library.paceline_copy_blocks(self._handle, array.ctypes.data, len(array)))
 
     def profile(self) -> dict[str, float]:
-        """Seconds by kind of phase since the last call (the calling thread's)."""
+        """Seconds by kind of phase since the last call."""
         nanoseconds = (ctypes.c_uint64 * len(library.PHASES))()
         self._library.paceline_profile(self._handle, nanoseconds)
         return {name: n / 1e9 for name, n in zip(library.PHASES, nanoseconds, strict=True)}

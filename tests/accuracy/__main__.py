@@ -32,8 +32,8 @@ LLAMA = ROOT / ".venv-peers" / "llama.cpp" / "build" / "bin" / "llama-server"
 
 
 def distributions(logits: Logits, texts: list[list[int]]) -> Floats:
-    """Log-probabilities at every position of all texts but the last of each."""
-    return np.concatenate([log_softmax(logits(text[:-1])) for text in texts])
+    """Log-probabilities at every position of all texts but the last of each, in float32."""
+    return np.concatenate([log_softmax(logits(text[:-1])).astype(np.float32) for text in texts])
 
 
 def against_llama_cpp(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 
 
 def log_softmax(logits: NDArray[np.floating]) -> Floats:
@@ -34,7 +34,7 @@ class Accuracy:
 
 def compare(reference: Floats, ours: Floats, targets: NDArray[np.int64]) -> Accuracy:
     """Log-probabilities [positions, vocab] of both, and the token that really followed."""
-    kl = (np.exp(reference) * (reference - ours)).sum(axis=1)
+    kl = np.array([_kl(p, q) for p, q in zip(reference, ours, strict=True)])
     rows = np.arange(len(targets))
     return Accuracy(
         positions=len(targets),
@@ -46,12 +46,17 @@ def compare(reference: Floats, ours: Floats, targets: NDArray[np.int64]) -> Accu
     )
 
 
+def _kl(reference: Floats, ours: Floats) -> float:
+    wide = reference.astype(np.float64)
+    return float((np.exp(wide) * (wide - ours)).sum())
+
+
 def coarse_kl(reference: Floats, ids: NDArray[np.int64], ours: Floats) -> float:
     """KL of one position [vocab] as seen through `ids` and one bucket for all other tokens.
 
     A lower bound of the whole KL (data processing inequality), and the same for everybody whose
     log-probabilities of `ids` are given.
     """
-    p, q = np.exp(reference[ids]), np.exp(ours)
+    p, q = np.exp(reference[ids].astype(np.float64)), np.exp(ours.astype(np.float64))
     p_rest, q_rest = max(1 - p.sum(), 1e-12), max(1 - q.sum(), 1e-12)
     return float((p * (reference[ids] - ours)).sum() + p_rest * np.log(p_rest / q_rest))

@@ -110,7 +110,7 @@ int32_t paceline_logits(paceline_model* model, const float* hidden, int32_t rows
 int32_t paceline_choose(paceline_model* model, const paceline_choice* choice);
 /* Copies whole blocks: pairs is [num_pairs][2], source then target, in order. */
 int32_t paceline_copy_blocks(paceline_model* model, const int32_t* pairs, int32_t num_pairs);
-/* out: nanoseconds of the calling thread by kind of phase since the last call, then zeroes them:
+/* out: nanoseconds by kind of phase since the last call, then zeroes them:
  * embed, norm, qkv, rope, attention, output, mlp, down, head. */
 void paceline_profile(paceline_model* model, uint64_t out[9]);
 

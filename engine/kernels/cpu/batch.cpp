@@ -50,7 +50,7 @@ int Model::forward(const paceline_batch& batch, float* hidden) {
   plan_attention(batch);
   batch_ = batch;
   hidden_out_ = hidden;
-  team_.run([this](int thread) { step(thread); });
+  run_timed([this](int thread) { step(thread); });
   return 0;
 }
 

@@ -61,6 +61,7 @@ bool Model::allocate() {
   const size_t kv = layer_kv_elements() * c_.num_layers * (c_.kv_half ? 2 : 4);
   items_.resize(tokens * c_.num_kv_heads);
   token_rows_.resize(tokens);
+  marked_.reserve(c_.num_layers * kPhasesPerLayer + 4);
   return sampling_.allocate(c_.vocab, c_.num_threads) &&
          weights_.allocate(c_.weight_bytes) && keys_.allocate(kv, Pages::kHuge) &&
          values_.allocate(kv, Pages::kHuge) &&

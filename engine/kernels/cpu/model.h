@@ -86,7 +86,9 @@ class Model {
   T* values(int layer) const {
     return values_.as<T>() + layer_kv_elements() * layer;
   }
-  void mark(int thread, int kind);  // charges the time since the last mark to `kind`
+  // A run of the team whose phases are timed; mark() tells what the last ones were.
+  void run_timed(std::function<void(int)> work);
+  void mark(const Phases& phases, int thread, int kind);
 
   const paceline_config c_;
   const KvShape kv_;
@@ -109,7 +111,7 @@ class Model {
   paceline_batch batch_ = {};  // the step that runs
   float* hidden_out_ = nullptr;
   uint64_t phase_ns_[kNumPhaseKinds] = {};
-  uint64_t last_mark_ = 0;
+  std::vector<int> marked_;  // kind of each phase so far; thread 0's
   Sampling sampling_;
   Team team_;
 };

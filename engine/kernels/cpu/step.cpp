@@ -3,7 +3,6 @@
 // Eight phases a layer, each cut into tasks that any thread may take; a task writes memory that no
 // other task of its phase touches, and sums in an order that depends on its own rows only.
 #include <algorithm>
-#include <chrono>
 
 #include "model.h"
 
@@ -94,12 +93,23 @@ void product(Phases& phases, int threads, const Linear& w, const Activations& a,
 
 }  // namespace
 
-void Model::mark(int thread, int kind) {
-  if (thread != 0) return;
-  const uint64_t now = static_cast<uint64_t>(
-      std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
-  if (kind >= 0) phase_ns_[kind] += now - last_mark_;
-  last_mark_ = now;
+void Model::mark(const Phases& phases, int thread, int kind) {
+  if (thread == 0) marked_.resize(phases.num_done(), kind);
+}
+
+// A phase lasts from the end of the one before it, whichever threads that were: on a busy machine
+// the calling thread may have slept through some.
+void Model::run_timed(std::function<void(int)> work) {
+  marked_.clear();
+  uint64_t last = Team::now_ns();
+  team_.run(std::move(work));
+  for (size_t i = 0; i < marked_.size(); ++i) {
+    const bool is_last = i + 1 == marked_.size();
+    const uint64_t ended = is_last ? Team::now_ns() : team_.ended_ns(static_cast<int>(i));
+    if (ended <= last) continue;  // had no task, or its last thread has not said so yet
+    phase_ns_[marked_[i]] += ended - last;
+    last = ended;
+  }
 }
 
 void Model::profile(uint64_t* out) {
@@ -115,26 +125,24 @@ void Model::embed(int token) {
 void Model::step(int thread) {
   Phases phases(team_);
   const int tokens = batch_.num_tokens;
-  mark(thread, -1);
   phases.each(tokens, [&](int token) { embed(token); });
-  mark(thread, kEmbed);
+  mark(phases, thread, kEmbed);
   for (int layer = 0; layer < c_.num_layers; ++layer) layer_step(phases, thread, layer);
   phases.each(tokens, [&](int token) {
     const size_t at = static_cast<size_t>(token) * c_.hidden;
     std::memcpy(hidden_out_ + at, hidden_.as<float>() + at, sizeof(float) * c_.hidden);
     rms_norm_in_place(hidden_out_ + at, final_norm_, c_.norm_eps);
   });
-  mark(thread, kNorm);
+  mark(phases, thread, kNorm);
 }
 
 int Model::logits(const float* hidden, int rows, float* logits) {
   if (!complete()) return PACELINE_INCOMPLETE;
   if (rows < 0 || rows > c_.max_tokens) return PACELINE_BAD_BATCH;
   if (rows == 0) return 0;
-  team_.run([=](int thread) {
+  run_timed([=](int thread) {
     Phases phases(team_);
     const Activations a = activations(norm_act_, c_.hidden);
-    mark(thread, -1);
     phases.each(rows, [&](int row) {
       const float* x = hidden + static_cast<size_t>(row) * c_.hidden;
       for (int i = 0; i < a.num_blocks; ++i) a.put(row, i, x + i * kBlock);
@@ -144,7 +152,7 @@ int Model::logits(const float* hidden, int rows, float* logits) {
       const size_t n = std::min(kTile, c_.vocab - tile * kTile);
       std::memcpy(logits + static_cast<size_t>(row) * c_.vocab + tile * kTile, out, n * sizeof *out);
     });
-    mark(thread, kHead);
+    mark(phases, thread, kHead);
   });
   return 0;
 }
@@ -161,7 +169,7 @@ void Model::layer_step(Phases& phases, int thread, int index) {
       rms_norm(hidden + static_cast<size_t>(t) * c_.hidden, layer.norms[which], c_.norm_eps,
                [&](int i, const float* y) { normed.put(t, i / kBlock, y); });
     });
-    mark(thread, kNorm);
+    mark(phases, thread, kNorm);
   };
   const auto add_to_hidden = [&](int tile, int row, const float* out) {
     float* x = hidden + static_cast<size_t>(row) * c_.hidden + tile * kTile;
@@ -170,21 +178,21 @@ void Model::layer_step(Phases& phases, int thread, int index) {
 
   norm(PACELINE_ATTENTION_NORM);
   project_qkv(phases, layer, normed, tokens);
-  mark(thread, kQkv);
+  mark(phases, thread, kQkv);
   phases.each(tokens, [&](int t) { rope_and_store(layer, index, t); });
-  mark(thread, kRope);
+  mark(phases, thread, kRope);
   phases.each(num_items_, [&](int i) {
     c_.kv_half ? attend_item<half>(index, thread, items_[i])
                : attend_item<float>(index, thread, items_[i]);
   });
-  mark(thread, kAttention);
+  mark(phases, thread, kAttention);
   product(phases, threads, layer.linears[PACELINE_O], attended, tokens, add_to_hidden);
-  mark(thread, kOutput);
+  mark(phases, thread, kOutput);
   norm(PACELINE_MLP_NORM);
   gate_and_up(phases, layer, normed, gated, tokens);
-  mark(thread, kMlp);
+  mark(phases, thread, kMlp);
   product(phases, threads, layer.linears[PACELINE_DOWN], gated, tokens, add_to_hidden);
-  mark(thread, kDown);
+  mark(phases, thread, kDown);
 }
 
 // q, k and v side by side in one phase.

@@ -28,6 +28,7 @@ void Team::run(std::function<void(int)> work) {
   for (int i = 0; i < max_phases_; ++i) {
     progress_[i].taken.store(0, std::memory_order_relaxed);
     progress_[i].done.store(0, std::memory_order_relaxed);
+    progress_[i].ended_ns.store(0, std::memory_order_relaxed);
   }
   work_ = std::move(work);
   if (num_threads_ > 1) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -27,6 +28,12 @@ class Team {
   // does: then all tasks are done. Other calls may still be on their way out, without a task, until
   // the next run, so `work` must capture nothing that dies sooner. It must not throw.
   void run(std::function<void(int)> work);
+  // When the tasks of the last run's phase were done, on any thread; 0 if it had none.
+  uint64_t ended_ns(int phase) const { return progress_[phase].ended_ns.load(std::memory_order_relaxed); }
+  static uint64_t now_ns() {
+    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() /
+                                 std::chrono::nanoseconds(1));
+  }
   // Waits until no thread is inside an earlier `work`.
   void settle();
 
@@ -35,6 +42,7 @@ class Team {
   struct Progress {  // of one phase
     alignas(64) std::atomic<int> taken{0};
     alignas(64) std::atomic<int> done{0};
+    std::atomic<uint64_t> ended_ns{0};
   };
 
   void worker(int thread);
@@ -61,9 +69,12 @@ class Phases {
     Team::Progress& phase = team_.progress_[index_++];
     int mine = 0;
     for (int i = take(phase); i < count; i = take(phase), ++mine) task(i);
-    if (mine > 0) phase.done.fetch_add(mine, std::memory_order_release);
+    if (mine > 0 && phase.done.fetch_add(mine, std::memory_order_release) + mine == count)
+      phase.ended_ns.store(Team::now_ns(), std::memory_order_relaxed);
     wait_until([&] { return phase.done.load(std::memory_order_acquire) >= count; });
   }
+
+  int num_done() const { return index_; }
 
   template <class Condition>
   static void wait_until(const Condition& condition) {

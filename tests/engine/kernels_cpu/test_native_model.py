@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,6 +214,21 @@ def test_positions_behind_the_window_need_no_block(tmp_path: Path) -> None:
     whole = runner.whole(tokens)
     runner.table[:5] = -1
     assert runner.step(Row(tokens, 99, 1))[0].tobytes() == whole[99:].tobytes()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_profile_has_the_time_of_every_phase_and_starts_again(path: Path, num_threads: int) -> None:
+    model = open_model(path, num_threads=num_threads)
+    begin = time.perf_counter()
+    for _ in range(3):
+        Runner(model).whole(prompt(60))
+    elapsed = time.perf_counter() - begin
+    found = model.profile()
+    # the last thread of a phase may be late to say so; then the next phase has its time
+    assert sum(seconds > 0 for seconds in found.values()) >= 8
+    assert found["head"] > 0
+    assert sum(found.values()) <= elapsed
+    assert not any(model.profile().values())
 
 
 def test_empty_batch_computes_nothing(path: Path) -> None:
