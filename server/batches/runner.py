@@ -31,7 +31,7 @@ LOWEST_PRIORITY = 100
 MAX_LINES = 4
 # After the last interactive request, before a line begins.
 QUIET_SECONDS = 0.5
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.02
 BLOCKED_SECONDS = 0.25  # between looks whether others are done
 IDLE_SECONDS = 2.0
 MAX_ATTEMPTS = 3
@@ -49,6 +49,7 @@ class BatchRunner:
         self._endpoints = endpoints
         self._awake = asyncio.Event()
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._contexts: dict[tuple[str, int], RequestContext] = {}
         self._attempts: dict[tuple[str, int], int] = {}
         self._busy_at = 0.0
 
@@ -99,21 +100,29 @@ class BatchRunner:
             await self._end(tenant, facts)
             return
         new = [line for line in lines if line.number not in running]
-        for line in new[: room if self._may_begin() else 0]:
+        if new and room > 0 and self._may_begin():
+            line = new[0]
             key = (batch_id, line.number)
             self._tasks[key] = asyncio.create_task(self._run_line(key, tenant, facts, line))
 
     def _may_begin(self) -> bool:
-        """Every open stream that is not a line's is somebody who waits for an answer."""
+        """Every open stream that is not a line's is somebody who waits for an answer.
+
+        Lines read their prompts one at a time: a step full of prompts is what would make somebody
+        wait who comes just then.
+        """
         now = asyncio.get_running_loop().time()
         if self._core.num_open > len(self._tasks):
             self._busy_at = now
+        if any(_reads_prompt(context) for context in self._contexts.values()):
+            return False
         return self._core.state is CoreState.READY and now - self._busy_at >= QUIET_SECONDS
 
     async def _run_line(self, key: tuple[str, int], tenant: str, facts: Row, line: Line) -> None:
         try:
             request_id = uuid.uuid4().hex
             context = RequestContext(request_id, time.monotonic(), tenant)
+            self._contexts[key] = context
             status, body = await self._ask(facts["endpoint"], line, context)
             if status in RETRIED:
                 await self._sleep(1.0)
@@ -130,6 +139,7 @@ class BatchRunner:
         except Exception:
             log.exception("line %s of %s", line.number, line.batch_id)
         finally:
+            self._contexts.pop(key, None)
             self._tasks.pop(key, None)
 
     async def _ask(self, endpoint: str, line: Line, context: RequestContext) -> tuple[int, Json]:
@@ -200,6 +210,11 @@ class BatchRunner:
                 await self._awake.wait()
         except TimeoutError:
             return
+
+
+def _reads_prompt(context: RequestContext) -> bool:
+    """Until its first token; what has no tokens reads until its end."""
+    return context.timeline is None or context.timeline.clock.sampled is None
 
 
 def _result(custom_id: str, answer: Json | None, error: Json | None) -> Json:
