@@ -1,8 +1,9 @@
 """Starts the core process, watches it and starts it again.
 
 Owns the child and the rule of restarts: a core that never became ready is not tried again, one
-that died comes back after a growing pause, and too many deaths in a minute are the end. Knows
-nothing of requests: what a death means for them is the client's business.
+that died comes back, at once the first time and then after a growing pause, and too many deaths in
+a minute are the end. Knows nothing of requests: what a death means for them is the client's
+business.
 """
 
 from __future__ import annotations
@@ -113,10 +114,17 @@ class Supervisor:
         if len(self._deaths) >= MAX_DEATHS:
             self._client.give_up()
             raise CoreGaveUp(f"the engine died {MAX_DEATHS} times in a minute: {reason}", 1)
-        pause = min(_FIRST_PAUSE_SECONDS * 2 ** (len(self._deaths) - 1), _LONGEST_PAUSE_SECONDS)
+        pause = _pause_seconds(len(self._deaths))
         log.error("the engine ended (%s); it starts again in %.1f s", reason, pause)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop_wanted.wait(), pause)
+
+
+def _pause_seconds(num_deaths: int) -> float:
+    """None after a death alone in its minute: clients wait. Then growing."""
+    if num_deaths <= 1:
+        return 0.0
+    return min(_FIRST_PAUSE_SECONDS * 2.0 ** (num_deaths - 2), _LONGEST_PAUSE_SECONDS)
 
 
 def _describe(exit_code: int) -> str:

@@ -125,8 +125,7 @@ def test_a_stop_does_not_wait_for_the_pause_before_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """B128."""
-    monkeypatch.setattr(supervisor_module, "_FIRST_PAUSE_SECONDS", 30.0)
-    monkeypatch.setattr(supervisor_module, "_LONGEST_PAUSE_SECONDS", 30.0)
+    monkeypatch.setattr(supervisor_module, "_pause_seconds", lambda _num_deaths: 30.0)
 
     async def test() -> None:
         async with supervised("dies") as (client, supervisor, task):
@@ -136,6 +135,14 @@ def test_a_stop_does_not_wait_for_the_pause_before_a_restart(
             await task
 
     run(test)
+
+
+def test_the_first_death_costs_no_pause_and_later_ones_more_and_more() -> None:
+    """B124."""
+    pauses = [supervisor_module._pause_seconds(num_deaths) for num_deaths in range(1, 9)]
+    assert pauses[:4] == [0.0, 0.2, 0.4, 0.8]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 5.0
 
 
 def test_a_wrong_model_is_final_and_has_its_own_exit_code() -> None:
