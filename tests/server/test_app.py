@@ -141,8 +141,7 @@ async def test_model_card_tells_the_limits() -> None:
     [
         ("GET", "/nothing", 404),
         ("POST", "/v1/completions/", 404),
-        ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
+        ("GET", "/redoc", 404),
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/health", 405),
