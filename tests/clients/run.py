@@ -23,7 +23,8 @@ KEY = "sk-conformance"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance"
 # These wait or stream without end by design.
 ENDLESS = ("/admin/live", "/admin/trace")
-NUM_OPERATIONS = 34
+# There are few different requests without a body; so many operations take all that they are given.
+NUM_RICH_OPERATIONS = 17
 CLIENTS = ("openai", "anthropic", "langchain-openai", "litellm", "llama-index-llms-openai")
 
 
@@ -101,7 +102,7 @@ def node_clients() -> int:
 
 
 def fuzz(examples: int) -> int:
-    each = max(1, -(-examples // NUM_OPERATIONS))
+    each = max(1, -(-examples // NUM_RICH_OPERATIONS))
     command = [str(PYTHON / "schemathesis")]
     with serving() as url:
         command += ["run", f"{url}/openapi.json", "-H", f"Authorization: Bearer {KEY}"]
@@ -111,9 +112,10 @@ def fuzz(examples: int) -> int:
             command += ["--exclude-path", path]
         status, text = run(command, url, ROOT)
     seen = re.search(r"(\d+) generated", text)
+    tested = re.search(r"Tested: (\d+)", text)
     failures = re.search(r"(\d+) failed", text.rsplit("Test cases:", 1)[-1])
     print(
-        f"fuzz: {seen[1] if seen else 0} examples over {NUM_OPERATIONS} operations, "
+        f"fuzz: {seen[1] if seen else 0} examples over {tested[1] if tested else 0} operations, "
         f"{failures[1] if failures else 0} with a 5xx or against the schema"
     )
     return status
