@@ -135,7 +135,7 @@ def _operation(operation: Operation) -> Json:
     else:
         answers["application/json"] = {"schema": operation.answer}
     if operation.streams:
-        answers["text/event-stream"] = {"schema": {"type": "string"}}
+        answers["text/event-stream"] = {"schema": {}}  # tools differ in what an event is to them
     error = "AnthropicError" if is_anthropic(operation.path) else "Error"
     failure = {"application/json": {"schema": _reference(error)}}
     if operation.path in ("/health", "/ready"):

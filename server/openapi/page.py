@@ -69,8 +69,12 @@ def _section(path: str, method: str, operation: Json, parts: Json) -> str:
     title += f"<small>{html.escape(operation['summary'])}</small></h2>"
     if "requestBody" not in operation:
         return title
-    body = operation["requestBody"]["content"]["application/json"]["schema"]
-    schema = parts[body["$ref"].rsplit("/", 1)[1]]
+    ((media_type, content),) = operation["requestBody"]["content"].items()
+    schema = content["schema"]
+    if "$ref" in schema:
+        schema = parts[schema["$ref"].rsplit("/", 1)[1]]
+    else:
+        title += f"<p>A form, <code>{media_type}</code>.</p>"
     required = schema.get("required", [])
     rows = [
         f"<tr><td><code>{html.escape(name)}</code><td>{_range(field, parts)}"

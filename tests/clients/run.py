@@ -113,7 +113,7 @@ def fuzz(examples: int) -> int:
         status, text = run(command, url, ROOT)
     seen = re.search(r"(\d+) generated", text)
     tested = re.search(r"Tested: (\d+)", text)
-    failures = re.search(r"(\d+) failed", text.rsplit("Test cases:", 1)[-1])
+    failures = re.search(r"(\d+) unique failures?", text.rsplit("Test cases:", 1)[-1])
     print(
         f"fuzz: {seen[1] if seen else 0} examples over {tested[1] if tested else 0} operations, "
         f"{failures[1] if failures else 0} with a 5xx or against the schema"

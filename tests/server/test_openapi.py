@@ -74,7 +74,9 @@ def test_every_route_is_told_of_and_every_told_route_is_there(tmp_path: Path) ->
                     if isinstance(route, Route) and not route.path.startswith("/console")
                     for method in (route.methods or set()) - {"HEAD"}
                 }
+                page = (await shown(server, "/docs")).text
             paths = document("test", None, bool(folder))["paths"]
+            assert all(f"{path}<" in page for path in paths)
             assert {(method, path) for path in paths for method in paths[path]} == routed
 
     run(check)
