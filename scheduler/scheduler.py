@@ -71,7 +71,7 @@ class Scheduler:
         self._max_chunk = limits.max_chunk_tokens or limits.max_step_tokens
         self._pace = Pace(
             limits.max_step_seconds,
-            min_tokens=max(capacity.block_size, limits.max_step_tokens // 8),
+            min_tokens=max(capacity.block_size, limits.max_step_tokens // 32),
             max_tokens=limits.max_step_tokens,
         )
         self._in_flight: deque[Draft] = deque()
