@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from server.batches.service import BatchService
 from server.chat import prepare_chat
 from server.chat_format import ChatFormat
+from server.chat_template import ChatTemplate, TemplateError
 from server.completions import CompletionFormat, prepare_completion
 from server.config import ServerConfig
 from server.console_routes import add_console, console_paths
@@ -50,6 +52,8 @@ from server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from server.otel import Tracing
+
+log = logging.getLogger("paceline.http")
 
 BODY_TIMEOUT_SECONDS = 60.0
 
@@ -108,11 +112,17 @@ def create_app(
         probe = asyncio.create_task(
             watch_process(metrics.loop_lag.observe, metrics.descriptors_exhausted.inc)
         )
+        template = tokenizer.chat_template
+        # Its child takes a moment to start; neither the port nor the first chat need wait for it.
+        warming = asyncio.create_task(asyncio.to_thread(start_template, template))
         try:
             async with batches.running() if batches else contextlib.nullcontext():
                 yield
         finally:
             probe.cancel()
+            await warming
+            if template is not None:
+                template.close()
             responses.close()
             services.workers.close()
             if tracing is not None:
@@ -197,3 +207,12 @@ def _of_router(request: Request, error: HTTPException) -> ApiError:
     if error.status_code == 405:
         return MethodNotAllowed(f"{request.method[:20]} is not allowed here.", headers=headers)
     return InvalidRequest(str(error.detail), headers=headers)
+
+
+def start_template(template: ChatTemplate | None) -> None:
+    """Compiles the model's chat template; one that is no good leaves the other endpoints alone."""
+    try:
+        if template is not None:
+            template.start()
+    except TemplateError as error:
+        log.warning("chat requests will be refused, the model's chat template is broken: %s", error)

@@ -12,7 +12,8 @@ import pytest
 
 from scheduler.limits import SchedulerLimits
 from server import inference
-from server.app import create_app
+from server.app import create_app, start_template
+from server.chat_template import ChatTemplate
 from server.config import ServerConfig
 from server.core_client import CoreClient
 from tests.support.http_server import (
@@ -320,3 +321,11 @@ async def test_two_hundred_streams_at_once_with_hang_ups_leave_nothing() -> None
     assert ended[0] >= len(whole)
     assert "paceline_requests_running 0.0" in text
     assert "paceline_kv_usage_ratio 0.0" in text
+
+
+def test_broken_chat_template_is_told_and_does_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    start_template(ChatTemplate("{% if %}"))
+    assert "chat template is broken" in caplog.text
+    caplog.clear()
+    start_template(None)
+    assert not caplog.text
