@@ -67,7 +67,7 @@ def _read(file: Any) -> str:
 class Footprint:
     """Of the server and its core together."""
 
-    private_bytes: int  # anonymous memory, in RAM or swapped out
+    private_bytes: int  # anonymous memory, in RAM or swapped out (B130)
     descriptors: int
 
     @classmethod
