@@ -85,10 +85,7 @@ class TorchEngine:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        num_blocks: int,
-        block_size: int,
-        num_slots: int,
-        max_model_len: int,
+        capacity: KVCapacity,
         vocab_limit: int | None = None,
         runner: ModelRunner | None = None,
         grammars: GrammarCompiler | None = None,
@@ -97,29 +94,29 @@ class TorchEngine:
     ) -> None:
         """`dtype` is the KV's. `vocab_limit`: the tokenizer's size, if the model's is padded.
 
-        `runner` replaces the one in torch, for `num_blocks` blocks of `block_size` tokens.
+        `runner` replaces the one in torch, for the blocks of `capacity`.
         `grammars` is what serves sequences with a grammar; without it they fail.
         `sampler_kernels` replace parts of the sampler; `chooser` all that follows its masks.
         """
-        self.capacity = KVCapacity(num_blocks, block_size, num_slots, max_model_len)
+        self.capacity = capacity
         self._device = device
         self._runner = runner or TorchRunner(
             model.decoder,
-            num_blocks=num_blocks,
-            block_size=block_size,
+            num_blocks=capacity.num_blocks,
+            block_size=capacity.block_size,
             dtype=dtype,
             device=device,
         )
         self._tables = SlotTables(
-            num_slots=num_slots,
-            max_model_len=max_model_len,
-            block_size=block_size,
+            num_slots=capacity.num_slots,
+            max_model_len=capacity.max_model_len,
+            block_size=capacity.block_size,
             device=device,
         )
         vocab_size = model.config.vocab_size
         vocab_limit = min(vocab_limit or vocab_size, vocab_size)
         self._sampler = Sampler(
-            num_slots=num_slots,
+            num_slots=capacity.num_slots,
             vocab_size=vocab_size,
             vocab_limit=vocab_limit,
             device=device,
@@ -128,7 +125,7 @@ class TorchEngine:
             chooser=chooser,
         )
         self._prompts = PromptScorer(
-            num_slots=num_slots,
+            num_slots=capacity.num_slots,
             vocab_size=vocab_size,
             vocab_limit=vocab_limit,
             device=device,

@@ -26,6 +26,7 @@ from scheduler.types import (
     Event,
     Finished,
     FinishReason,
+    KVCapacity,
     Request,
     StepStats,
     Submit,
@@ -55,14 +56,10 @@ def _torch_model(path: Path) -> LoadedModel:
 def make_engine(kind: str, *, num_blocks: int) -> TorchEngine:
     """`kind`: reference, all of it in torch with float32, or native, the C++ kernels."""
     path = default_model_path()
-    sizes = {
-        "num_blocks": num_blocks,
-        "block_size": BLOCK_SIZE,
-        "num_slots": MAX_RUNNING,
-        "max_model_len": MAX_MODEL_LEN,
-    }
+    capacity = KVCapacity(num_blocks, BLOCK_SIZE, MAX_RUNNING, MAX_MODEL_LEN)
     if kind == "reference":
-        return TorchEngine(_torch_model(path), device=CPU, dtype=torch.float32, **sizes)
+        model = _torch_model(path)
+        return TorchEngine(model, device=CPU, dtype=torch.float32, capacity=capacity)
     file = open_native(path)
     if reason := refusal(file.config):
         pytest.skip(reason)
@@ -75,7 +72,12 @@ def make_engine(kind: str, *, num_blocks: int) -> TorchEngine:
     )
     runner = load_native(file, options)
     return TorchEngine(
-        file, device=CPU, dtype=torch.float16, runner=runner, chooser=runner.chooser, **sizes
+        file,
+        device=CPU,
+        dtype=torch.float16,
+        capacity=capacity,
+        runner=runner,
+        chooser=runner.chooser,
     )
 
 

@@ -13,7 +13,7 @@ from engine.grammar import GrammarCompiler, GrammarError, Vocabulary
 from engine.grammar_rows import GrammarRows
 from engine.loading import LoadedModel, load_model
 from engine.torch_engine import TorchEngine
-from scheduler.types import Admission, FinishReason, Request, SamplingParams
+from scheduler.types import Admission, FinishReason, KVCapacity, Request, SamplingParams
 from tests.engine.test_torch_engine import GREEDY, random_prompt, serve
 from tests.support.models import VOCAB_SIZE, save_tiny_model
 
@@ -47,7 +47,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def make_engine(model: LoadedModel, **changes: int) -> TorchEngine:
     sizes = {"num_blocks": 128, "block_size": 8, "num_slots": 16, "max_model_len": 256, **changes}
     compiler = GrammarCompiler(VOCABULARY)
-    return TorchEngine(model, device=CPU, dtype=torch.float32, grammars=compiler, **sizes)
+    capacity = KVCapacity(**sizes)
+    return TorchEngine(model, device=CPU, dtype=torch.float32, capacity=capacity, grammars=compiler)
 
 
 def text_of(token_ids: list[int]) -> str:

@@ -16,7 +16,7 @@ from engine.torch_engine import TorchEngine
 from scheduler.limits import SchedulerLimits
 from scheduler.policy import FirstComeFirstServed
 from scheduler.scheduler import Scheduler
-from scheduler.types import Request, SamplingParams, Submit, TokenLogprobs, Tokens
+from scheduler.types import KVCapacity, Request, SamplingParams, Submit, TokenLogprobs, Tokens
 from tests.support.models import VOCAB_SIZE, save_tiny_model
 
 pytestmark = pytest.mark.skipif(
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CPU = torch.device("cpu")
-SIZES = {"num_blocks": 24, "block_size": 16, "num_slots": 4, "max_model_len": 128}
+CAPACITY = KVCapacity(num_blocks=24, block_size=16, num_slots=4, max_model_len=128)
 LIMITS = SchedulerLimits(max_step_tokens=24, max_waiting=8, max_running=4, watermark_blocks=0)
 GREEDY = SamplingParams(temperature=0.0, num_logprobs=2)
 
@@ -48,13 +48,18 @@ def native(path: Path) -> TorchEngine:
     )
     runner = load_native(file, options)
     return TorchEngine(
-        file, device=CPU, dtype=torch.float32, runner=runner, chooser=runner.chooser, **SIZES
+        file,
+        device=CPU,
+        dtype=torch.float32,
+        capacity=CAPACITY,
+        runner=runner,
+        chooser=runner.chooser,
     )
 
 
 def reference(path: Path) -> TorchEngine:
     model = load_model(path, dtype=torch.float32, device=CPU)
-    return TorchEngine(model, device=CPU, dtype=torch.float32, **SIZES)
+    return TorchEngine(model, device=CPU, dtype=torch.float32, capacity=CAPACITY)
 
 
 def answers(engine: TorchEngine, requests: list[Request]) -> dict[str, list[Tokens]]:

@@ -25,6 +25,7 @@ from scheduler.types import (
     Event,
     Finished,
     FinishReason,
+    KVCapacity,
     Request,
     SamplingParams,
     StepStats,
@@ -35,6 +36,7 @@ from scheduler.types import (
 from tests.support.models import VOCAB_SIZE, dense_logits, save_tiny_model
 
 CPU = torch.device("cpu")
+CAPACITY = KVCapacity(num_blocks=128, block_size=8, num_slots=32, max_model_len=256)
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -53,15 +55,21 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_tiny("mistral-window", tmp_path_factory.mktemp("mistral"))
 
 
-def make_engine(model: LoadedModel, **changes: object) -> TorchEngine:
-    options: dict[str, object] = {
-        "num_blocks": 128,
-        "block_size": 8,
-        "num_slots": 32,
-        "max_model_len": 256,
-        **changes,
-    }
-    return TorchEngine(model, device=CPU, dtype=torch.float32, **options)
+def make_engine(
+    model: LoadedModel,
+    *,
+    runner: TorchRunner | None = None,
+    vocab_limit: int | None = None,
+    **sizes: int,
+) -> TorchEngine:
+    return TorchEngine(
+        model,
+        device=CPU,
+        dtype=torch.float32,
+        capacity=replace(CAPACITY, **sizes),
+        runner=runner,
+        vocab_limit=vocab_limit,
+    )
 
 
 class ObservedRunner(TorchRunner):
@@ -215,7 +223,7 @@ WAYS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_the_same_answer_however_it_is_served(
     model: LoadedModel,
-    way: tuple[dict[str, object], dict[str, object]],
+    way: tuple[dict[str, int], dict[str, object]],
     depth: int,
     answers_alone: dict[str, Answer],
 ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from scheduler.types import SamplingParams
+from scheduler.types import KVCapacity, SamplingParams
 
 if TYPE_CHECKING:
     from engine.torch_engine import TorchEngine
@@ -130,9 +130,7 @@ def engine_on_meta(name: str, *, max_rows: int, max_tokens: int) -> TorchEngine:
         model,
         device=META,
         dtype=torch.bfloat16,
-        **sizes,
-        num_slots=max_rows,
-        max_model_len=max_tokens + 16,
+        capacity=KVCapacity(**sizes, num_slots=max_rows, max_model_len=max_tokens + 16),
         runner=runner,
         sampler_kernels=TritonSampling(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from engine.native_cpu import NativeOptions, refusal
 from engine.native_runner import load_native, open_native
 from engine.torch_engine import TorchEngine
 from scheduler.limits import SchedulerLimits
+from scheduler.types import KVCapacity
 from server.completions import read_prompts
 from tests.support.http_server import COMPLETIONS, MODEL_VOCAB_SIZE, House, house, in_loop
 from tests.support.models import save_tiny_model
 from tests.support.scripted_engine import LIMITS
 
 CPU = torch.device("cpu")
-SIZES = {"num_blocks": 32, "block_size": 16, "num_slots": 16, "max_model_len": 256}
+CAPACITY = KVCapacity(num_blocks=32, block_size=16, num_slots=16, max_model_len=256)
 # Chunks of 24 tokens: prompts are cut, and share steps with others.
 CHUNKS = SchedulerLimits(max_step_tokens=24, max_waiting=64, max_running=8, watermark_blocks=0)
 EMBEDDINGS = "/v1/embeddings"
@@ -39,8 +41,9 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def torch_engine(path: Path, **changes: int) -> TorchEngine:
+    capacity = replace(CAPACITY, **changes)
     model = load_model(path, dtype=torch.float32, device=CPU)
-    return TorchEngine(model, device=CPU, dtype=torch.float32, **{**SIZES, **changes})
+    return TorchEngine(model, device=CPU, dtype=torch.float32, capacity=capacity)
 
 
 def native_engine(path: Path) -> TorchEngine:
@@ -54,7 +57,7 @@ def native_engine(path: Path) -> TorchEngine:
         kv_half=False,
     )
     runner = load_native(file, options)
-    return TorchEngine(file, device=CPU, dtype=torch.float32, runner=runner, **SIZES)
+    return TorchEngine(file, device=CPU, dtype=torch.float32, capacity=CAPACITY, runner=runner)
 
 
 def prompts(*lengths: int) -> list[list[int]]:

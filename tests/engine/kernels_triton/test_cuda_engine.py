@@ -22,7 +22,7 @@ from engine.kv_cache import kv_bytes_per_token
 from engine.loading import LoadedModel
 from engine.torch_engine import TorchEngine
 from scheduler.loop import EngineFailed
-from scheduler.types import Request, SamplingParams
+from scheduler.types import KVCapacity, Request, SamplingParams
 from server.config import DEFAULT_LIMITS, EngineConfig
 from server.core_build import _build_cuda
 from server.wire import Start
@@ -80,10 +80,7 @@ def make_cuda_path(model: LoadedModel, runner: CudaRunner) -> TorchEngine:
         model,
         device=CPU,
         dtype=torch.float32,
-        num_blocks=48,
-        block_size=8,
-        num_slots=NUM_SLOTS,
-        max_model_len=MAX_MODEL_LEN,
+        capacity=KVCapacity(48, 8, NUM_SLOTS, MAX_MODEL_LEN),
         runner=runner,
         sampler_kernels=TritonSampling(),
     )

@@ -14,7 +14,7 @@ from engine.cuda_engine import TritonSampling
 from engine.cuda_graphs import bucket_sizes
 from engine.cuda_runner import CudaRunner
 from engine.torch_engine import TorchEngine
-from scheduler.types import SamplingParams
+from scheduler.types import KVCapacity, SamplingParams
 from tests.gpu.counting import META, LiveBytes, counted
 from tests.gpu.shapes import MODELS, plan, random_model
 
@@ -56,9 +56,7 @@ def engine_on_meta(name: str, recorder: RecordedWork | None = None) -> TorchEngi
         model,
         device=META,
         dtype=torch.bfloat16,
-        **sizes,
-        num_slots=8,
-        max_model_len=2048,
+        capacity=KVCapacity(**sizes, num_slots=8, max_model_len=2048),
         runner=runner,
         sampler_kernels=TritonSampling(),
     )
