@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import bisect
 import random
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ class Verdict:
     off: tuple[str, ...]
     p50_ms: float
     p99_ms: float
+    p50_share: float  # of what the client waited
 
     def __str__(self) -> str:
         return (
@@ -100,13 +102,14 @@ def check(url: str, load: Sequence[tuple[str, str, dict[str, Any]]], concurrency
     answer = httpx.get(f"{url}/admin/requests", params={"limit": 1000}, timeout=30).json()
     wanted = {request_id for request_id, _, _ in load}
     rows = {row["id"]: row for row in answer["finished"] if row["id"] in wanted}
-    off, errors = [], []
+    off, errors, shares = [], [], []
     for one in seen:
         assert one.status == 200, one.body[:200]
         row = rows[one.id]
         waited = one.e2e_seconds * 1e3
         error = abs(waited - sum(row["phases_ms"].values()))
         errors.append(error)
+        shares.append(error / waited)
         unsure = (lag.around(one.sent) + lag.around(one.ended)) * 1e3
         if error - unsure > max(2.0, waited / 100):
             off.append(f"{one.id}: {error:.2f} of {waited:.1f} ms, {row['phases_ms']}")
@@ -118,6 +121,7 @@ def check(url: str, load: Sequence[tuple[str, str, dict[str, Any]]], concurrency
         tuple(off),
         errors[len(errors) // 2],
         errors[len(errors) * 99 // 100],
+        statistics.median(shares),
     )
 
 

@@ -16,5 +16,6 @@ def test_phases_add_up_to_the_clients_time_under_load() -> None:
     assert verdict.num_requests == 140
     assert verdict.num_preempted > 0
     assert verdict.num_cached > 40
-    # The rest is for a busy machine, where something else holds the server up before it can read.
-    assert len(verdict.off) <= 14, verdict.off
+    # A busy machine holds server or client up now and then, which is in nobody's phases; a phase
+    # that is not told, or told twice, is missed by most of the requests.
+    assert verdict.p50_share < 0.05, verdict.off
