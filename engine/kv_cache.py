@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,21 @@ GB = 10**9
 MAX_STORED = 1e18
 
 
+class ElementSize(Protocol):
+    """What the size of a KV element is asked of: a torch.dtype, or Int8KV."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Int8KV:
+    """KV in 8 bits with a float32 scale for each position of a head, keys and values apart."""
+
+    itemsize: int = 1
+    scale_bytes: int = 4
+
+
 class KVShape(Protocol):
     """The part of a model's configuration that decides the size of its KV."""
 
@@ -33,9 +49,14 @@ class KVShape(Protocol):
     def head_dim(self) -> int: ...
 
 
-def kv_bytes_per_token(config: KVShape, dtype: torch.dtype) -> int:
-    """2 (keys and values) x layers x kv_heads x head_dim x bytes of one element."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+def kv_bytes_per_token(config: KVShape, dtype: ElementSize) -> int:
+    """2 (keys and values) x layers x kv_heads x (head_dim x bytes of one element + scale)."""
+    per_head = config.head_dim * dtype.itemsize + _scale_bytes(dtype)
+    return 2 * config.num_layers * config.num_kv_heads * per_head
+
+
+def _scale_bytes(dtype: ElementSize) -> int:
+    return dtype.scale_bytes if isinstance(dtype, Int8KV) else 0
 
 
 def blocks_for(memory_bytes: int, *, bytes_per_token: int, block_size: int) -> int:
@@ -83,13 +104,16 @@ def _cgroup_headroom() -> int:
     return 1 << 62 if text == "max" else max(0, int(text) - int(used.read_text()))
 
 
-def describe(config: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size: int) -> str:
+def describe(config: KVShape, dtype: ElementSize, *, num_blocks: int, block_size: int) -> str:
     """The KV budget as printed at start: the formula and its result."""
     tokens = num_blocks * block_size
     total = tokens * kv_bytes_per_token(config, dtype)
+    element = f"{config.head_dim} head_dim x {dtype.itemsize} bytes"
+    if scale := _scale_bytes(dtype):
+        element = f"({config.head_dim} head_dim x {dtype.itemsize} byte + {scale} of scale)"
     return (
         f"KV cache: 2 x {config.num_layers} layers x {config.num_kv_heads} kv_heads x "
-        f"{config.head_dim} head_dim x {dtype.itemsize} bytes x {tokens} tokens = {total} bytes "
+        f"{element} x {tokens} tokens = {total} bytes "
         f"= {total / GIB:.2f} GiB = {total / GB:.2f} GB ({num_blocks} blocks of {block_size})"
     )
 

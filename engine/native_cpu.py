@@ -59,7 +59,7 @@ class NativeOptions:
     max_model_len: int
     max_step_tokens: int
     num_threads: int
-    kv_half: bool = True  # KV in fp16, else fp32
+    kv_type: str = "float16"  # of library.KV_KINDS
     tier: str | None = None  # instruction set; None: the best one here
 
 
@@ -174,7 +174,7 @@ class NativeModel:
             max_positions=options.max_model_len,
             rotary_dim=config.head_dim,
             dense=not weights.quantised,
-            kv_half=options.kv_half,
+            kv_kind=library.KV_KINDS[options.kv_type],
             num_blocks=options.num_blocks,
             block_size=options.block_size,
             max_tokens=options.max_step_tokens,

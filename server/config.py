@@ -65,6 +65,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     kv_memory: int | None = None
+    kv_dtype: str = "auto"
     block_size: int = 16
     max_model_len: int | None = None
     cpu_kernels: str = "auto"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.grammar import GrammarCompiler
+    from engine.kv_cache import ElementSize
     from engine.loading import LoadedModel
     from engine.model_config import ModelConfig
     from engine.torch_engine import TorchEngine
@@ -138,11 +139,12 @@ def _choose_kernels(config: EngineConfig, device: torch.device, model: ModelConf
     """The fastest that can be, if nothing else was asked for. Raises ModelFileError."""
     from engine.native_cpu import refusal
 
-    if device.type == "cuda" and config.cpu_quantize == "none":
+    native_only = _native_only(config)
+    if device.type == "cuda" and native_only is None:
         return "triton" if find_spec("triton") else "torch"
     if config.cpu_kernels == "reference" or device.type != "cpu":
-        if config.cpu_quantize != "none":
-            raise ModelFileError("--cpu-quantize needs the native kernels, on a CPU")
+        if native_only is not None:
+            raise ModelFileError(f"{native_only} needs the native kernels, on a CPU")
         return "torch"
     reason = refusal(model)
     if reason is None and config.block_size % 16:
@@ -153,25 +155,34 @@ def _choose_kernels(config: EngineConfig, device: torch.device, model: ModelConf
         return "native"
     if config.cpu_kernels == "native":
         raise ModelFileError(f"--cpu-kernels native: {reason}")
-    if config.cpu_quantize != "none":
-        raise ModelFileError(f"--cpu-quantize {config.cpu_quantize}: {reason}")
+    if native_only is not None:
+        raise ModelFileError(f"{native_only}: {reason}")
     log.warning("reference kernels: %s", reason)
     return "torch"
 
 
+def _native_only(config: EngineConfig) -> str | None:
+    """What was asked for that the native CPU kernels alone can do."""
+    if config.cpu_quantize != "none":
+        return f"--cpu-quantize {config.cpu_quantize}"
+    return None if config.kv_dtype == "auto" else f"--kv-dtype {config.kv_dtype}"
+
+
 def _build_native(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
-    """Quantised weights stay as they are in the file; KV is float16, or float32 if asked for."""
+    """Quantised weights stay as they are in the file; KV is float16 unless asked for otherwise."""
     import torch
 
     from engine.cpu_count import usable_cores
+    from engine.kv_cache import Int8KV
     from engine.native_cpu import NativeOptions
     from engine.native_runner import load_native, open_native
     from engine.torch_engine import TorchEngine
 
     config = start.config
-    kv_dtype = torch.float32 if config.dtype == "float32" else torch.float16
+    dtype = torch.float32 if config.dtype == "float32" else torch.float16
+    int8 = config.kv_dtype == "int8"
     file = open_native(Path(config.model), quantise=config.cpu_quantize == "int8")
-    capacity, formula = _size_cache(model, start, device, kv_dtype)
+    capacity, formula = _size_cache(model, start, device, Int8KV() if int8 else dtype)
     report("packing weights", 0, 0)
     options = NativeOptions(
         num_blocks=capacity.num_blocks,
@@ -179,14 +190,14 @@ def _build_native(start: Start, model: ModelConfig, device: torch.device, report
         max_model_len=capacity.max_model_len,
         max_step_tokens=max(start.limits.max_step_tokens, capacity.num_slots),
         num_threads=config.threads or usable_cores(),
-        kv_half=kv_dtype is torch.float16,
+        kv_type="int8" if int8 else _form(dtype),
     )
     grammars = _grammars(start, model)
     runner = load_native(file, options)
     engine = TorchEngine(
         file,
         device=device,
-        dtype=kv_dtype,
+        dtype=dtype,
         capacity=capacity,
         vocab_limit=start.vocab_limit,
         runner=runner,
@@ -310,7 +321,7 @@ def _device_name(device: torch.device, num_threads: int) -> str:
 
 
 def _size_cache(
-    model: ModelConfig, start: Start, device: torch.device, dtype: torch.dtype
+    model: ModelConfig, start: Start, device: torch.device, dtype: ElementSize
 ) -> tuple[KVCapacity, str]:
     """How many blocks, and the line that says why. Raises ModelFileError if they do not fit.
 

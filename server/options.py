@@ -157,6 +157,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "kv_memory", parse_size, "memory of the KV cache; default: from free memory", "SIZE"
         ),
+        Option(
+            "kv_dtype",
+            _choice("auto", "int8"),
+            "auto: as --dtype; int8: half of float16's memory, on the native CPU kernels",
+            "TYPE",
+        ),
         Option("block_size", _whole(1, 1024), "tokens of one KV block"),
         Option("max_running", _whole(1, 65536), "requests in the running batch"),
         Option("max_waiting", _whole(0, 10**6), "requests that may wait; more get 429"),

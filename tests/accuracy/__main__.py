@@ -84,8 +84,9 @@ def main() -> None:
     exact = distributions(reference(model), texts)
     found: dict[str, Any] = {"model": model.name}
     shown: Floats | None = None
-    for name, kv_half in (("native", True), ("native, fp32 KV", False)):
-        logits = native(model, kv_half=kv_half, longest=len(texts[0]))
+    kv_types = {"native": "float16", "native, fp32 KV": "float32", "native, int8 KV": "int8"}
+    for name, kv_type in kv_types.items():
+        logits = native(model, kv_type=kv_type, longest=len(texts[0]))
         ours = distributions(logits, texts)
         shown = ours if shown is None else shown
         result = compare(exact, ours, targets)

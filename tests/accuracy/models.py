@@ -37,7 +37,7 @@ def reference(path: Path) -> Logits:
     return logits
 
 
-def native(path: Path, *, kv_half: bool, longest: int) -> Logits:
+def native(path: Path, *, kv_type: str, longest: int) -> Logits:
     """The kernels as a server uses them, one text as one prefill."""
     file = open_native(path)
     blocks = -(-longest // _BLOCK)
@@ -47,7 +47,7 @@ def native(path: Path, *, kv_half: bool, longest: int) -> Logits:
         max_model_len=blocks * _BLOCK,
         max_step_tokens=longest,
         num_threads=usable_cores(),
-        kv_half=kv_half,
+        kv_type=kv_type,
     )
     model = NativeModel(file.config, file.weights, options)
 

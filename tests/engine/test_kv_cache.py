@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.kv_cache import (
+    Int8KV,
     KVCache,
     available_memory,
     blocks_for,
@@ -59,6 +60,15 @@ def test_description_states_formula_tokens_and_both_units() -> None:
     assert describe(Shape(), torch.float32, num_blocks=1000, block_size=16) == (
         "KV cache: 2 x 30 layers x 3 kv_heads x 64 head_dim x 4 bytes x 16000 tokens "
         "= 737280000 bytes = 0.69 GiB = 0.74 GB (1000 blocks of 16)"
+    )
+
+
+def test_scales_of_8_bit_kv_count() -> None:
+    """One float32 for 64 elements."""
+    assert kv_bytes_per_token(Shape(), Int8KV()) == 2 * 30 * 3 * (64 + 4)
+    assert describe(Shape(), Int8KV(), num_blocks=2048, block_size=16) == (
+        "KV cache: 2 x 30 layers x 3 kv_heads x (64 head_dim x 1 byte + 4 of scale) x 32768 tokens "
+        "= 401080320 bytes = 0.37 GiB = 0.40 GB (2048 blocks of 16)"
     )
 
 

@@ -44,7 +44,7 @@ def native(path: Path) -> TorchEngine:
         max_model_len=128,
         max_step_tokens=32,
         num_threads=1,
-        kv_half=False,
+        kv_type="float32",
     )
     runner = load_native(file, options)
     return TorchEngine(

@@ -233,7 +233,12 @@ def test_a_real_model_in_a_child_answers_and_survives_a_kill(tiny_model: Path) -
         ({"max_model_len": 10**6}, "--max-model-len"),
         ({"cpu_kernels": "native"}, "--cpu-kernels native: head_dim"),
         ({"cpu_quantize": "int8"}, "--cpu-quantize int8: head_dim"),
-        ({"cpu_quantize": "int8", "cpu_kernels": "reference"}, "--cpu-quantize needs the native"),
+        (
+            {"cpu_quantize": "int8", "cpu_kernels": "reference"},
+            "--cpu-quantize int8 needs the native",
+        ),
+        ({"kv_dtype": "int8"}, "--kv-dtype int8: head_dim"),
+        ({"kv_dtype": "int8", "cpu_kernels": "reference"}, "--kv-dtype int8 needs the native"),
         ({"model": "/nonexistent"}, "/nonexistent"),
     ],
 )

@@ -54,7 +54,7 @@ def native_engine(path: Path) -> TorchEngine:
         max_model_len=256,
         max_step_tokens=32,
         num_threads=1,
-        kv_half=False,
+        kv_type="float32",
     )
     runner = load_native(file, options)
     return TorchEngine(file, device=CPU, dtype=torch.float32, capacity=CAPACITY, runner=runner)

@@ -31,7 +31,7 @@ typedef struct {
   int32_t max_positions;   /* rows of the rope tables */
   int32_t rotary_dim;      /* leading dims of a head that rotate: head_dim, or less */
   int32_t dense;           /* 1: fp32, fp16 or bf16 weights, fp32 activations; 0: quantised */
-  int32_t kv_half;         /* 1: KV in fp16; 0: fp32 */
+  int32_t kv_kind;         /* KV in 0: fp32; 1: fp16; 2: int8, a scale for each position and head */
   int32_t num_blocks, block_size;
   int32_t max_tokens;      /* of a step */
   int32_t num_threads;
@@ -80,7 +80,7 @@ typedef struct {
 typedef struct paceline_model paceline_model;
 
 /* Change it with anything in this file: library.py loads no library of another number. */
-#define PACELINE_ABI 2
+#define PACELINE_ABI 3
 int32_t paceline_abi(void);
 
 const char* paceline_tier(void);                /* the tier this library was compiled for */
@@ -117,7 +117,7 @@ void paceline_profile(paceline_model* model, uint64_t out[9]);
 /* Single kernels, for tests and measurement. */
 int32_t paceline_multiply(int32_t kind, int32_t n, int32_t k, const void* weight, uint64_t row_bytes,
                           const float* bias, int32_t rows, const float* x, float* out);
-int32_t paceline_attend(int32_t kv_half, int32_t block_size, int32_t num_blocks, int32_t kv_heads,
+int32_t paceline_attend(int32_t kv_kind, int32_t block_size, int32_t num_blocks, int32_t kv_heads,
                         int32_t group, int32_t head_dim, int32_t num_keys, const float* keys,
                         const float* values, const int32_t* block_table, int32_t num_queries,
                         const float* queries, const int32_t* first, const int32_t* last, float* out);

@@ -1,8 +1,6 @@
 // Paged causal attention for a few query rows of one sequence that share a KV head.
 //
-// KV of one layer; a block holds block_size positions of every KV head:
-//   keys:   [block][kv head][block_size / 16][head_dim][16 positions]   scores need no reduction
-//   values: [block][kv head][block_size][head_dim]
+// Keys and values of one layer are [block][kv head][block_size / 16] tiles each, see kv_tile.h.
 //
 // Positions are cut into fixed ranges of 128. Each range is computed from scratch and ranges are
 // merged in ascending order, so a row's result depends on its own sequence only: not on the other
@@ -12,7 +10,7 @@
 
 #include <cstdlib>
 
-#include "vec.h"
+#include "kv_tile.h"
 
 namespace paceline {
 
@@ -24,33 +22,6 @@ constexpr int kTiles = 4;                            // tiles of 16 positions or
 #else
 constexpr int kTiles = 1;
 #endif
-
-struct KvShape {
-  int block_size, kv_heads, head_dim;
-
-  size_t head_offset(int block, int head) const {
-    return (static_cast<size_t>(block) * kv_heads + head) * block_size * head_dim;
-  }
-  // Offset of key (position in block, dim 0); consecutive dims are 16 apart.
-  size_t key_offset(int block, int head, int i) const {
-    return head_offset(block, head) +
-           static_cast<size_t>(i / kLanes) * kLanes * head_dim + i % kLanes;
-  }
-  size_t value_offset(int block, int head, int i) const {
-    return head_offset(block, head) + static_cast<size_t>(i) * head_dim;
-  }
-};
-
-// Writes key and value of one position and head; consecutive dims of a key are 16 apart.
-template <class T>
-inline void store_kv(const float* key, const float* value, int head_dim, T* key_out, T* value_out) {
-  for (int i = 0; i < head_dim; i += kLanes) {
-    T lanes[kLanes];
-    store(lanes, load(key + i));
-    for (int j = 0; j < kLanes; ++j) key_out[(i + j) * kLanes] = lanes[j];
-    store(value_out + i, load(value + i));
-  }
-}
 
 // One query row: it sees positions first <= p < last.
 struct QueryRow {
@@ -86,11 +57,12 @@ inline void score_tiles(const QueryRow* rows, const T* const* keys, const T* con
   for (int d = 0; d < head_dim; ++d)
     for (int t = 0; t < Tiles; ++t) {
       const F16 k = load(keys[t] + d * kLanes);
-      __builtin_prefetch(values[t] + d * kLanes);
+      if (d % (64 / kLanes / sizeof(T)) == 0) __builtin_prefetch(values[t] + d * kLanes);
       for (int r = 0; r < Rows; ++r) acc[r][t] = fma(splat(rows[r].query[d]), k, acc[r][t]);
     }
-  for (int r = 0; r < Rows; ++r)
-    for (int t = 0; t < Tiles; ++t) store(scores + r * kRange + t * kLanes, acc[r][t]);
+  for (int t = 0; t < Tiles; ++t)
+    for (int r = 0; r < Rows; ++r)
+      store(scores + r * kRange + t * kLanes, scaled(acc[r][t], keys[t], head_dim));
 }
 
 // partial[r] = sum of scores[r][p] * value[p] for first <= p < last, in ascending order of p.
@@ -201,6 +173,11 @@ void attend_group(QueryRow* rows, const T* const* keys, const T* const* values,
     } else {
       for (int p = 0; p < kRange; ++p) scores[r * kRange + p] = 0.0f;
     }
+    if constexpr (is_scaled<T>)
+      for (int t = skipped; t * kLanes < last; ++t) {
+        float* s = scores + r * kRange + t * kLanes;
+        store(s, scaled(load(s), values[t], head_dim));
+      }
   }
   group_values<T, Rows>(scores, values, next, first, last, head_dim, partial);
   for (int r = 0; r < Rows; ++r) {
@@ -230,22 +207,21 @@ void attend(QueryRow* rows, int num_rows, const T* keys, const T* values, const 
   // Tiles of this range and of the next; a tile that no row looks at points at one that some does.
   const T* key_tiles[2][kRangeTiles];
   const T* value_tiles[kRangeTiles];
-  const auto find_tiles = [&](int start, const T* pool, bool are_keys, const T** tiles) {
+  const auto find_tiles = [&](int start, const T* pool, const T** tiles) {
     for (int t = 0; t < kRangeTiles; ++t) {
       int p = start + t * kLanes;
       p = p > last - 1 ? last - 1 : p < first ? first : p;
       const int block = block_table[p / shape.block_size];
-      const int i = p % shape.block_size / kLanes * kLanes;
-      tiles[t] = pool + (are_keys ? shape.key_offset(block, kv_head, i)
-                                  : shape.value_offset(block, kv_head, i));
+      const int i = p % shape.block_size;
+      tiles[t] = pool + shape.tile_offset<T>(block, kv_head, i);
     }
   };
   int start = first / kRange * kRange;
-  find_tiles(start, keys, true, key_tiles[0]);
+  find_tiles(start, keys, key_tiles[0]);
   for (int turn = 0; start < last; start += kRange, turn ^= 1) {
-    find_tiles(start, values, false, value_tiles);
+    find_tiles(start, values, value_tiles);
     const bool more = start + kRange < last;
-    if (more) find_tiles(start + kRange, keys, true, key_tiles[turn ^ 1]);
+    if (more) find_tiles(start + kRange, keys, key_tiles[turn ^ 1]);
     const T* const* now = key_tiles[turn];
     for (int r = 0; r < num_rows; r += kGroup) {
       const T* const* next = more && r == 0 ? key_tiles[turn ^ 1] : nullptr;

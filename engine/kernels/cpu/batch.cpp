@@ -55,8 +55,7 @@ int Model::forward(const paceline_batch& batch, float* hidden) {
 }
 
 int Model::copy_blocks(const int32_t* pairs, int num_pairs) {
-  const size_t bytes =
-      static_cast<size_t>(c_.block_size) * c_.num_kv_heads * c_.head_dim * (c_.kv_half ? 2 : 4);
+  const size_t bytes = kv_.block_bytes(c_.kv_kind);
   for (int i = 0; i < 2 * num_pairs; ++i)
     if (pairs[i] < 0 || pairs[i] >= c_.num_blocks) return PACELINE_BAD_BATCH;
   for (int i = 0; i < num_pairs; ++i) {
@@ -64,7 +63,7 @@ int Model::copy_blocks(const int32_t* pairs, int num_pairs) {
     if (from == to) continue;
     for (int layer = 0; layer < c_.num_layers; ++layer)
       for (const Buffer* pool : {&keys_, &values_}) {
-        uint8_t* base = pool->data.get() + static_cast<size_t>(layer) * c_.num_blocks * bytes;
+        uint8_t* base = pool->data.get() + layer_kv_bytes() * layer;
         std::memcpy(base + to * bytes, base + from * bytes, bytes);
       }
   }

@@ -13,12 +13,13 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_ui
 from functools import cache
 from pathlib import Path
 
-ABI = 2  # PACELINE_ABI of api.h
+ABI = 3  # PACELINE_ABI of api.h
 TIERS = ("avx512vnni", "avxvnni", "avx2", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
 FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"
 
 KINDS = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2, "F32": 3, "F16": 4, "BF16": 5}
+KV_KINDS = {"float32": 0, "float16": 1, "int8": 2}
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down", "embedding", "head")
 NORMS = ("attention", "mlp", "q", "k", "final")
 PHASES = ("embed", "norm", "qkv", "rope", "attention", "output", "mlp", "down", "head")
@@ -46,7 +47,7 @@ class Config(Structure):
             (name, c_int32)
             for name in (
                 *("hidden", "intermediate", "num_layers", "num_heads", "num_kv_heads"),
-                *("head_dim", "vocab", "max_positions", "rotary_dim", "dense", "kv_half"),
+                *("head_dim", "vocab", "max_positions", "rotary_dim", "dense", "kv_kind"),
                 *("num_blocks", "block_size", "max_tokens", "num_threads"),
             )
         ),

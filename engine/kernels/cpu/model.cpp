@@ -38,7 +38,7 @@ bool Model::supported(const paceline_config& c) {
     return false;
   return c.hidden % kBlock == 0 && c.intermediate % kBlock == 0 && c.head_dim % kBlock == 0 &&
          c.num_heads % c.num_kv_heads == 0 && c.num_heads / c.num_kv_heads <= kMaxHeadsPerKv &&
-         c.block_size % kLanes == 0 &&
+         c.block_size % kLanes == 0 && c.kv_kind >= kKvFloat && c.kv_kind <= kKvInt8 &&
          c.rotary_dim % 2 == 0 && c.rotary_dim <= c.head_dim;
 }
 
@@ -58,7 +58,7 @@ Model::Model(const paceline_config& config, const float* rope_cos, const float* 
 
 bool Model::allocate() {
   const size_t tokens = static_cast<size_t>(c_.max_tokens);
-  const size_t kv = layer_kv_elements() * c_.num_layers * (c_.kv_half ? 2 : 4);
+  const size_t kv = layer_kv_bytes() * c_.num_layers;
   items_.resize(tokens * c_.num_kv_heads);
   token_rows_.resize(tokens);
   marked_.reserve(c_.num_layers * kPhasesPerLayer + 4);

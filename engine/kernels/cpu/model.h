@@ -75,16 +75,14 @@ class Model {
   Activations activations(const Buffer& buffer, int k) const;
   size_t scratch_floats() const;  // of one thread
   int qkv_width() const { return (c_.num_heads + 2 * c_.num_kv_heads) * c_.head_dim; }
-  size_t layer_kv_elements() const {
-    return static_cast<size_t>(c_.num_blocks) * c_.block_size * c_.num_kv_heads * c_.head_dim;
-  }
+  size_t layer_kv_bytes() const { return kv_.block_bytes(c_.kv_kind) * c_.num_blocks; }
   template <class T>
   T* keys(int layer) const {
-    return keys_.as<T>() + layer_kv_elements() * layer;
+    return reinterpret_cast<T*>(keys_.data.get() + layer_kv_bytes() * layer);
   }
   template <class T>
   T* values(int layer) const {
-    return values_.as<T>() + layer_kv_elements() * layer;
+    return reinterpret_cast<T*>(values_.data.get() + layer_kv_bytes() * layer);
   }
   // A run of the team whose phases are timed; mark() tells what the last ones were.
   void run_timed(std::function<void(int)> work);

@@ -17,8 +17,8 @@ void fill_pool(const KvShape& s, int num_keys, const float* keys, const float* v
     for (int h = 0; h < s.kv_heads; ++h) {
       const size_t from = (static_cast<size_t>(p) * s.kv_heads + h) * s.head_dim;
       const int block = block_table[p / s.block_size], i = p % s.block_size;
-      store_kv(keys + from, values + from, s.head_dim, key_pool + s.key_offset(block, h, i),
-               value_pool + s.value_offset(block, h, i));
+      const size_t at = s.tile_offset<T>(block, h, i);
+      store_kv(keys + from, values + from, s.head_dim, i, key_pool + at, value_pool + at);
     }
 }
 
@@ -26,10 +26,9 @@ template <class T>
 void attend_all(const KvShape& s, int num_blocks, int group, int num_keys, const float* keys,
                 const float* values, const int32_t* block_table, int num_queries,
                 const float* queries, const int32_t* first, const int32_t* last, float* out) {
-  const size_t elements =
-      static_cast<size_t>(num_blocks) * s.block_size * s.kv_heads * s.head_dim;
   // blocks that the table does not name hold nans: they must never be read into a result
-  std::vector<T> key_pool(elements, static_cast<T>(sizeof(T) == 2 ? 0x7e00 : NAN));
+  std::vector<T> key_pool(s.block_elements<T>() * num_blocks);
+  std::memset(key_pool.data(), 0xff, key_pool.size() * sizeof(T));
   std::vector<T> value_pool(key_pool);
   fill_pool(s, num_keys, keys, values, block_table, key_pool.data(), value_pool.data());
   const int num_rows = num_queries * group;
@@ -90,17 +89,19 @@ int32_t paceline_multiply(int32_t kind, int32_t n, int32_t k, const void* weight
   return 0;
 }
 
-int32_t paceline_attend(int32_t kv_half, int32_t block_size, int32_t num_blocks, int32_t kv_heads,
+int32_t paceline_attend(int32_t kv_kind, int32_t block_size, int32_t num_blocks, int32_t kv_heads,
                         int32_t group, int32_t head_dim, int32_t num_keys, const float* keys,
                         const float* values, const int32_t* block_table, int32_t num_queries,
                         const float* queries, const int32_t* first, const int32_t* last,
                         float* out) {
-  if (block_size % kLanes != 0 || head_dim % kLanes != 0 || num_queries <= 0)
+  if (block_size % kLanes != 0 || head_dim % kLanes != 0 || num_queries <= 0 ||
+      kv_kind < kKvFloat || kv_kind > kKvInt8)
     return PACELINE_BAD_SHAPE;
   const KvShape s{block_size, kv_heads, head_dim};
-  const auto run = kv_half ? attend_all<half> : attend_all<float>;
-  run(s, num_blocks, group, num_keys, keys, values, block_table, num_queries, queries, first, last,
-      out);
+  with_kv_type(kv_kind, [&](auto t) {
+    attend_all<decltype(t)>(s, num_blocks, group, num_keys, keys, values, block_table, num_queries,
+                            queries, first, last, out);
+  });
   return 0;
 }
 

@@ -182,8 +182,7 @@ void Model::layer_step(Phases& phases, int thread, int index) {
   phases.each(tokens, [&](int t) { rope_and_store(layer, index, t); });
   mark(phases, thread, kRope);
   phases.each(num_items_, [&](int i) {
-    c_.kv_half ? attend_item<half>(index, thread, items_[i])
-               : attend_item<float>(index, thread, items_[i]);
+    with_kv_type(c_.kv_kind, [&](auto t) { attend_item<decltype(t)>(index, thread, items_[i]); });
   });
   mark(phases, thread, kAttention);
   product(phases, threads, layer.linears[PACELINE_O], attended, tokens, add_to_hidden);
@@ -260,12 +259,11 @@ void Model::rope_and_store(const Layer& layer, int index, int token) {
     if (!k_norm.empty()) rms_norm_in_place(x, k_norm, c_.norm_eps);
     rotate(x, cos, sin, half_dim);
     const float* v = x + c_.num_kv_heads * d;
-    if (c_.kv_half)
-      store_kv(x, v, d, keys<half>(index) + kv_.key_offset(block, h, i),
-               values<half>(index) + kv_.value_offset(block, h, i));
-    else
-      store_kv(x, v, d, keys<float>(index) + kv_.key_offset(block, h, i),
-               values<float>(index) + kv_.value_offset(block, h, i));
+    with_kv_type(c_.kv_kind, [&](auto t) {
+      using T = decltype(t);
+      const size_t at = kv_.tile_offset<T>(block, h, i);
+      store_kv(x, v, d, i, keys<T>(index) + at, values<T>(index) + at);
+    });
   }
 }
 

@@ -37,6 +37,10 @@ inline F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline F16 load(const half* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+inline F16 load(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 inline void store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
 inline void store(half* p, F16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
@@ -90,6 +94,13 @@ inline F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p 
 inline F16 load(const half* p) {
   const __m128i* q = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+inline F16 load(const int8_t* p) {
+  const auto eight = [](const int8_t* q) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  };
+  return {eight(p), eight(p + 8)};
 }
 inline void store(float* p, F16 a) {
   _mm256_storeu_ps(p, a.lo);
@@ -214,6 +225,9 @@ inline F16 load(const float* p) {
 }
 inline F16 load(const half* p) {
   return lanewise<F16>([&](int i) { return half_to_float(p[i]); });
+}
+inline F16 load(const int8_t* p) {
+  return lanewise<F16>([&](int i) { return static_cast<float>(p[i]); });
 }
 inline void store(float* p, const F16& a) { std::memcpy(p, a.v, sizeof a.v); }
 inline void store(half* p, const F16& a) {

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.kernels.cpu.library import KINDS, check
+from engine.kernels.cpu.library import KINDS, KV_KINDS, check
 
 Floats = NDArray[np.float32]
 BLOCK = 32
@@ -66,13 +66,13 @@ def attend(
     *,
     block_table: NDArray[np.int32],
     block_size: int = 16,
-    kv_half: bool = False,
+    kv_type: str = "float32",
 ) -> Floats:
     """Attention of queries over positions first <= p < last each, through a paged pool."""
     out = np.full_like(queries, np.nan)
     check(
         kernels.paceline_attend(
-            kv_half, block_size, int(block_table.max()) + 1, keys.shape[1],
+            KV_KINDS[kv_type], block_size, int(block_table.max()) + 1, keys.shape[1],
             queries.shape[1] // keys.shape[1], keys.shape[2], len(keys), keys.ctypes.data,
             values.ctypes.data, block_table.ctypes.data, len(queries), queries.ctypes.data,
             first.ctypes.data, last.ctypes.data, out.ctypes.data,

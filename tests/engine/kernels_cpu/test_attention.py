@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from engine.kernels.cpu.library import available_tiers, load_library
+from engine.kernels.cpu.library import KV_KINDS, available_tiers, load_library
 from tests.engine.kernels_cpu.calls import attend
 
 
@@ -25,7 +25,7 @@ class Case:
         self.block_table = rng.permutation(num_blocks * 2)[:num_blocks].astype(np.int32)
         self.block_size = block_size
 
-    def run(self, kernels: ctypes.CDLL, rows: slice, window: int = 0, *, half: bool = False):
+    def run(self, kernels: ctypes.CDLL, rows: slice, window: int = 0, *, kv: str = "float32"):
         last = np.arange(1, len(self.keys) + 1, dtype=np.int32)
         first = np.maximum(0, last - window if window else 0).astype(np.int32)
         first = np.zeros_like(last) if not window else first
@@ -38,7 +38,7 @@ class Case:
             last[rows].copy(),
             block_table=self.block_table,
             block_size=self.block_size,
-            kv_half=half,
+            kv_type=kv,
         )
 
     def dense(self, window: int = 0) -> np.ndarray:
@@ -53,6 +53,13 @@ class Case:
         scores[:, hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         return np.einsum("hqk,khd->qhd", weights / weights.sum(axis=2, keepdims=True), values)
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """What int8 KV makes of [positions, heads, head_dim]: a scale for each position of a head."""
+    largest = np.abs(x).max(axis=2, keepdims=True)
+    whole = np.rint(x * (np.float32(127) / largest))
+    return (whole * (largest / np.float32(127))).astype(np.float32)
 
 
 @pytest.mark.parametrize("window", [0, 1, 16, 37, 150])
@@ -71,27 +78,29 @@ def test_paged_attention_equals_dense(
 ) -> None:
     case = Case(length, kv_heads, group, head_dim, block_size)
     exact = case.dense(window)
-    assert np.abs(case.run(kernels, slice(None), window) - exact).max() < 3e-6
-    assert np.abs(case.run(kernels, slice(None), window, half=True) - exact).max() < 4e-3
+    for kv, allowed in (("float32", 3e-6), ("float16", 4e-3)):
+        assert np.abs(case.run(kernels, slice(None), window, kv=kv) - exact).max() < allowed
+    # against what the 8 bits stand for, there is no error but that of float32
+    case.keys, case.values = rounded(case.keys), rounded(case.values)
+    exact = case.dense(window)
+    assert np.abs(case.run(kernels, slice(None), window, kv="int8") - exact).max() < 3e-6
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kv", KV_KINDS)
 @pytest.mark.parametrize("window", [0, 40])
-def test_row_is_the_same_alone_and_in_any_chunk(
-    kernels: ctypes.CDLL, window: int, half: bool
-) -> None:
+def test_row_is_the_same_alone_and_in_any_chunk(kernels: ctypes.CDLL, window: int, kv: str) -> None:
     case = Case(280, 2, 3, 64)
-    whole = case.run(kernels, slice(None), window, half=half)
+    whole = case.run(kernels, slice(None), window, kv=kv)
     for start, stop in ((0, 1), (0, 7), (5, 21), (100, 101), (120, 140), (279, 280)):
-        part = case.run(kernels, slice(start, stop), window, half=half)
+        part = case.run(kernels, slice(start, stop), window, kv=kv)
         assert part.tobytes() == whole[start:stop].tobytes()
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_all_tiers_give_the_same_bits(half: bool) -> None:
+@pytest.mark.parametrize("kv", KV_KINDS)
+def test_all_tiers_give_the_same_bits(kv: str) -> None:
     case = Case(200, 2, 3, 64)
     libraries = [load_library(tier) for tier in available_tiers()]
-    results = {case.run(k, slice(None), half=half).tobytes() for k in libraries if k}
+    results = {case.run(k, slice(None), kv=kv).tobytes() for k in libraries if k}
     assert len(results) <= 1
 
 
@@ -104,3 +113,33 @@ def test_bad_query_spoils_its_own_row_only(kernels: ctypes.CDLL, bad: float) -> 
     assert np.isnan(out[20, 0]).all()
     out[20, 0] = clean[20, 0]
     assert out.tobytes() == clean.tobytes()
+
+
+@pytest.mark.parametrize("kv", KV_KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("what", ["keys", "values"])
+def test_bad_position_spoils_only_those_that_see_it(
+    kernels: ctypes.CDLL, what: str, bad: float, kv: str
+) -> None:
+    case = Case(50, 2, 2, 32)
+    clean = case.run(kernels, slice(None), kv=kv)
+    getattr(case, what)[20, 0, 3] = bad
+    for position in (19, 20, 49):
+        out = case.run(kernels, slice(position, position + 1), kv=kv)[0]
+        if position == 19:
+            assert out.tobytes() == clean[position].tobytes()
+            continue
+        assert not np.isfinite(out[:2]).all()
+        assert out[2:].tobytes() == clean[position, 2:].tobytes()
+
+
+def test_zeros_and_tiny_values_are_kept_in_8_bits(kernels: ctypes.CDLL) -> None:
+    case = Case(40, 1, 1, 32)
+    case.keys[7], case.values[7:9] = 0, 0
+    case.values[9], case.values[10] = 1e-37, 1e-20  # the first is below what is told from zero
+    case.keys, case.values = case.keys * np.float32(1e3), case.values
+    out = case.run(kernels, slice(None), kv="int8")
+    assert np.isfinite(out).all()
+    only = Case(1, 1, 1, 32)
+    only.values[:] = 1e-20
+    assert only.run(kernels, slice(None), kv="int8") == pytest.approx(1e-20, rel=1e-6)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from engine.gguf_file import open_gguf
+from engine.kernels.cpu import library
 from engine.kernels.cpu.library import KernelError, available_tiers
 from engine.loading import load_config
 from engine.native_cpu import NativeModel, NativeOptions, refusal
@@ -42,7 +43,7 @@ def options(**changes: object) -> NativeOptions:
         "max_model_len": 256,
         "max_step_tokens": 300,
         "num_threads": 2,
-        "kv_half": False,
+        "kv_type": "float32",
     }
     return NativeOptions(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -157,13 +158,13 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return file
 
 
-@pytest.mark.parametrize("kv_half", [False, True])
+@pytest.mark.parametrize("kv_type", library.KV_KINDS)
 def test_same_bits_alone_chunked_batched_and_at_any_number_of_threads(
-    path: Path, kv_half: bool
+    path: Path, kv_type: str
 ) -> None:
     tokens = prompt(200)
-    alone = Runner(open_model(path, num_threads=1, kv_half=kv_half)).whole(tokens)
-    runner = Runner(open_model(path, num_threads=2, kv_half=kv_half))
+    alone = Runner(open_model(path, num_threads=1, kv_type=kv_type)).whole(tokens)
+    runner = Runner(open_model(path, num_threads=2, kv_type=kv_type))
     assert runner.whole(tokens).tobytes() == alone.tobytes()
     others = [prompt(180, seed) for seed in (1, 2)]
     start, parts = 0, []
@@ -176,15 +177,18 @@ def test_same_bits_alone_chunked_batched_and_at_any_number_of_threads(
     assert np.concatenate(parts).tobytes() == alone.tobytes()
 
 
-def test_all_tiers_give_the_same_bits(path: Path) -> None:
+@pytest.mark.parametrize("kv_type", library.KV_KINDS)
+def test_all_tiers_give_the_same_bits(path: Path, kv_type: str) -> None:
     results = {
-        Runner(open_model(path, tier=t)).whole(prompt(70)).tobytes() for t in available_tiers()
+        Runner(open_model(path, tier=tier, kv_type=kv_type)).whole(prompt(70)).tobytes()
+        for tier in available_tiers()
     }
     assert len(results) == 1
 
 
-def test_copied_blocks_hold_the_same_kv(path: Path) -> None:
-    runner = Runner(open_model(path))
+@pytest.mark.parametrize("kv_type", library.KV_KINDS)
+def test_copied_blocks_hold_the_same_kv(path: Path, kv_type: str) -> None:
+    runner = Runner(open_model(path, kv_type=kv_type))
     tokens = prompt(80)
     whole = runner.whole(tokens)
     pairs = zip(runner.table[:5].tolist(), runner.table[20:25].tolist(), strict=True)
@@ -192,11 +196,19 @@ def test_copied_blocks_hold_the_same_kv(path: Path) -> None:
     assert runner.step(Row(tokens, 79, 1, 1))[0].tobytes() == whole[79:].tobytes()
 
 
-def test_bad_activations_end_in_nan_for_their_row_only(tmp_path: Path) -> None:
+def test_8_bit_kv_stays_close_to_float32(path: Path) -> None:
+    tokens = prompt(200)
+    exact = Runner(open_model(path)).whole(tokens)
+    ours = Runner(open_model(path, kv_type="int8")).whole(tokens)
+    assert 0 < np.sqrt(np.mean((ours - exact) ** 2)) < 0.06 * exact.std()
+
+
+@pytest.mark.parametrize("kv_type", library.KV_KINDS)
+def test_bad_activations_end_in_nan_for_their_row_only(tmp_path: Path, kv_type: str) -> None:
     reference = tiny_model("llama", **WIDE)
     reference.model.embed_tokens.weight.data[5] = 1e25
     write_gguf(reference, tmp_path / "bad.gguf")
-    runner = Runner(open_model(tmp_path / "bad.gguf"))
+    runner = Runner(open_model(tmp_path / "bad.gguf", kv_type=kv_type))
     good, bad = prompt(40, 1), [*prompt(20, 2), 5, *prompt(19, 3)]
     good = [token if token != 5 else 6 for token in good]
     alone = runner.whole(good)
