@@ -10,6 +10,7 @@ namespace paceline {
 namespace {
 
 constexpr int kChunkPanels = 16;  // rows of a GEMM task: 128, so activations stay in the L2 cache
+constexpr int kManyTokens = 64;
 
 enum PhaseKind { kEmbed, kNorm, kQkv, kRope, kAttention, kOutput, kMlp, kDown, kHead };
 
@@ -51,6 +52,16 @@ void rotate(float* x, const float* cos, const float* sin, int half) {
 }
 
 F16 silu_times(F16 gate, F16 up) { return gate / (splat(1.0f) + exp(splat(0.0f) - gate)) * up; }
+
+// body(token) for all tokens. A task is a whole panel of activations, or of a prefill two, which is
+// a tile of keys: threads that wrote neighbouring tokens would fight for cache lines.
+template <class Body>
+void each_token(Phases& phases, int tokens, const Body& body) {
+  const int size = tokens < kManyTokens ? kPanel : 2 * kPanel;
+  phases.each((tokens + size - 1) / size, [&](int task) {
+    for (int t = task * size; t < std::min((task + 1) * size, tokens); ++t) body(t);
+  });
+}
 
 // How a product of `rows` rows is cut: chunks of rows, and groups of adjacent tiles.
 struct Cut {
@@ -125,10 +136,10 @@ void Model::embed(int token) {
 void Model::step(int thread) {
   Phases phases(team_);
   const int tokens = batch_.num_tokens;
-  phases.each(tokens, [&](int token) { embed(token); });
+  each_token(phases, tokens, [&](int token) { embed(token); });
   mark(phases, thread, kEmbed);
   for (int layer = 0; layer < c_.num_layers; ++layer) layer_step(phases, thread, layer);
-  phases.each(tokens, [&](int token) {
+  each_token(phases, tokens, [&](int token) {
     const size_t at = static_cast<size_t>(token) * c_.hidden;
     std::memcpy(hidden_out_ + at, hidden_.as<float>() + at, sizeof(float) * c_.hidden);
     rms_norm_in_place(hidden_out_ + at, final_norm_, c_.norm_eps);
@@ -143,7 +154,7 @@ int Model::logits(const float* hidden, int rows, float* logits) {
   run_timed([=](int thread) {
     Phases phases(team_);
     const Activations a = activations(norm_act_, c_.hidden);
-    phases.each(rows, [&](int row) {
+    each_token(phases, rows, [&](int row) {
       const float* x = hidden + static_cast<size_t>(row) * c_.hidden;
       for (int i = 0; i < a.num_blocks; ++i) a.put(row, i, x + i * kBlock);
     });
@@ -165,7 +176,7 @@ void Model::layer_step(Phases& phases, int thread, int index) {
   const Activations attended = activations(attention_act_, c_.num_heads * c_.head_dim);
   const Activations gated = activations(mlp_act_, c_.intermediate);
   const auto norm = [&](int which) {
-    phases.each(tokens, [&](int t) {
+    each_token(phases, tokens, [&](int t) {
       rms_norm(hidden + static_cast<size_t>(t) * c_.hidden, layer.norms[which], c_.norm_eps,
                [&](int i, const float* y) { normed.put(t, i / kBlock, y); });
     });
@@ -179,7 +190,7 @@ void Model::layer_step(Phases& phases, int thread, int index) {
   norm(PACELINE_ATTENTION_NORM);
   project_qkv(phases, layer, normed, tokens);
   mark(phases, thread, kQkv);
-  phases.each(tokens, [&](int t) { rope_and_store(layer, index, t); });
+  each_token(phases, tokens, [&](int t) { rope_and_store(layer, index, t); });
   mark(phases, thread, kRope);
   phases.each(num_items_, [&](int i) {
     with_kv_type(c_.kv_kind, [&](auto t) { attend_item<decltype(t)>(index, thread, items_[i]); });

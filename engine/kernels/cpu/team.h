@@ -41,7 +41,7 @@ class Team {
   friend class Phases;
   struct Progress {  // of one phase
     alignas(64) std::atomic<int> taken{0};
-    alignas(64) std::atomic<int> done{0};
+    std::atomic<int> done{0};
     std::atomic<uint64_t> ended_ns{0};
   };
 
