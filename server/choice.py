@@ -10,6 +10,7 @@ tokens are taken one by one, so merging events cannot matter. Knows no HTTP and 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from server.stop_strings import StopStrings
 
 
 class Detokenizer(Protocol):
-    def add(self, token_ids: list[int]) -> str: ...
+    def add(self, token_ids: Sequence[int]) -> str: ...
     def finish(self) -> str: ...
 
 
@@ -95,14 +96,17 @@ class Choice:
     def add(self, event: Tokens) -> Delta:
         if self.finish_reason is not None:
             return Delta()
-        self._prompt_logprobs += event.prompt_logprobs
+        if event.prompt_logprobs:
+            self._prompt_logprobs += event.prompt_logprobs
         self.pooled = self.pooled or event.pooled
         text = ""
         for index, token_id in enumerate(event.token_ids):
             if self._saw_stop_token:
                 break
-            logprobs = event.logprobs[index] if self._rules.logprobs else None
-            self.sum_logprobs += 0.0 if logprobs is None else logprobs.logprob
+            logprobs = None
+            if self._rules.logprobs:
+                logprobs = event.logprobs[index]
+                self.sum_logprobs += logprobs.logprob
             text += self._take(token_id, logprobs)
             if self.finish_reason is not None:
                 break
@@ -131,24 +135,25 @@ class Choice:
             return ""
         if logprobs is not None:
             self._entries.append(Entry(token_id, self._start + self._decoded, logprobs))
-        decoded = self._detokenizer.add([token_id])
-        self._count_thought(decoded)
+        decoded = self._detokenizer.add((token_id,))
+        if self._thoughts is not None:
+            self._count_thought(self._thoughts, decoded)
         if not decoded:
             return ""
         self._decoded += len(decoded)
+        if not self._rules.stops:
+            return decoded
         shown, stop = self._stops.feed(decoded, may_stop=self._may_stop())
         if stop is not None:
             self._stop = stop
             self.finish_reason = FinishReason.STOP
         return shown
 
-    def _count_thought(self, decoded: str) -> None:
+    def _count_thought(self, thoughts: ThoughtSplitter, decoded: str) -> None:
         """The markers count as thoughts."""
-        if self._thoughts is None:
-            return
-        was_thinking = self._thoughts.is_thinking
-        self._thoughts.feed(decoded)
-        self.num_reasoning_tokens += was_thinking or self._thoughts.is_thinking
+        was_thinking = thoughts.is_thinking
+        thoughts.feed(decoded)
+        self.num_reasoning_tokens += was_thinking or thoughts.is_thinking
 
     def _may_stop(self) -> bool:
         return self.num_tokens > self._rules.min_tokens
@@ -160,7 +165,8 @@ class Choice:
 
     def _delta(self, text: str) -> Delta:
         self._shown += len(text)
-        delta = Delta(text, self._due_entries(), self.finish_reason, self._stop)
+        entries = self._due_entries() if self._entries else []
+        delta = Delta(text, entries, self.finish_reason, self._stop)
         if self._echo is not None and (delta or self.finish_reason):
             delta.text = self._echo.text + delta.text
             if self._rules.logprobs:

@@ -81,9 +81,6 @@ def build_core(start: Start, report: Report) -> Core:
     report("warming up", 0, 0)
     # A GPU must meet its worst step before clients do; a CPU only has to load its libraries.
     engine.warm_up(max_step_tokens=limits.max_step_tokens if device.type == "cuda" else 8)
-    # What is loaded stays: the collector need not walk it again and again.
-    gc.collect()
-    gc.freeze()
     info = CoreInfo(
         model_name=config.served_model_name,
         max_model_len=max_total_tokens(capacity),

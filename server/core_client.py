@@ -81,34 +81,71 @@ class CoreStream:
     """The events of one group of requests, in the order of each request.
 
     While the reader is slow, tokens of one request are merged, so at most one Tokens and one
-    Finished of each request wait here. Ends after the Finished of every request.
+    Finished of each request wait here. Ends after the Finished of every request, or with `end`.
+
+    While the reader waits here, `direct` is offered each Tokens on the spot, which spares waking
+    a task for each; it returns False for what it cannot take now.
     """
 
     def __init__(self, request_ids: Iterable[str]) -> None:
         self.unfinished = set(request_ids)
+        self.direct: Callable[[Tokens], bool] | None = None
         self._answers: dict[str, Answer] = {}
         self._finished: dict[str, Finished] = {}
-        self._changed = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+        self._error: Exception | None = None
 
     def add_tokens(self, tokens: Tokens) -> None:
+        waiter = self._waiter
+        # A reader that waits and is not yet woken has seen all that came before.
+        if waiter is not None and not waiter.done() and self.direct is not None:
+            try:
+                if self.direct(tokens):
+                    return
+            except Exception as error:  # it is the reader's, and goes where the reader is
+                self._error = error
+                self._wake()
+                return
         self._answers.setdefault(tokens.request_id, Answer()).add(tokens)
-        self._changed.set()
+        self._wake()
 
     def add_finished(self, finished: Finished) -> None:
         if finished.request_id in self.unfinished:
             self.unfinished.remove(finished.request_id)
             self._finished[finished.request_id] = finished
-            self._changed.set()
+            self._wake()
+
+    def end(self) -> None:
+        """The reader wants no more."""
+        self._ended = True
+        self._wake()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def __aiter__(self) -> CoreStream:
         return self
 
     async def __anext__(self) -> Tokens | Finished:
-        while not (self._answers or self._finished):
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            if self._answers or self._finished:
+                break
             if not self.unfinished:
                 raise StopAsyncIteration
-            self._changed.clear()
-            await self._changed.wait()
+            await self._wait()
         for request_id in self._finished:
             if request_id not in self._answers:
                 return self._finished.pop(request_id)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -159,7 +160,15 @@ def main(argv: Sequence[str], build: Build | None = None) -> int:
     )
     if build is None:
         import_libraries()
-    return run_core(socket.socket(fileno=descriptor), build or build_core)
+
+    def build_once(start: Start, report: Report) -> Core:
+        core = (build or build_core)(start, report)
+        # What is loaded stays: the collector need not walk it again and again.
+        gc.collect()
+        gc.freeze()
+        return core
+
+    return run_core(socket.socket(fileno=descriptor), build_once)
 
 
 def _die_with(parent_pid: int) -> None:

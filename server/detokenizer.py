@@ -39,9 +39,22 @@ class IncrementalDetokenizer:
         self._strip_next = strips_first_space and not tail
         self._decoder.decode(tail)
         self._prompt_rest = self._decoder.getstate()[0]
+        # Between characters, and nothing to strip: whole characters need no decoder.
+        self._is_between = not self._strip_next and not self._prompt_rest
 
-    def add(self, token_ids: Iterable[int]) -> str:
+    def add(self, token_ids: Sequence[int]) -> str:
         """The characters completed by these tokens; may be empty."""
+        if self._is_between and len(token_ids) == 1 and token_ids[0] not in self._hidden:
+            text = self._pieces.whole_text(token_ids[0])
+            if text is not None:
+                return text
+        text = self._decode(token_ids)
+        self._is_between = not (
+            self._strip_next or self._prompt_rest or self._decoder.getstate()[0]
+        )
+        return text
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         data = b"".join(
             self._pieces.token_bytes(token_id)
             for token_id in token_ids
@@ -86,7 +99,7 @@ def decode(
     stream = IncrementalDetokenizer(
         pieces, skip_special_tokens=skip_special_tokens, strips_first_space=strips_first_space
     )
-    return stream.add(token_ids) + stream.finish()
+    return stream.add(tuple(token_ids)) + stream.finish()
 
 
 def _may_continue(unfinished: bytes, byte: int) -> bool:

@@ -37,10 +37,6 @@ class Answer:
         self.first = self.first or tokens.first
         self.pooled = self.pooled or tokens.pooled
 
-    def size(self) -> int:
-        num_items = len(self.token_ids) + len(self.logprobs) + len(self.prompt_logprobs)
-        return num_items + len(self.pooled) // 4
-
     def take(self, request_id: str) -> Tokens:
         return Tokens(
             request_id,
@@ -56,7 +52,7 @@ class EventBacklog:
     """Unsent events, merged by request, so that they never outgrow the answers themselves."""
 
     def __init__(self) -> None:
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, Tokens | Answer] = {}  # as they came, until a second comes
         self._finished: dict[str, Finished] = {}
         self._stats: list[StepStats] = []
         self._kv_map: KVMap | None = None  # the newest is enough
@@ -68,13 +64,24 @@ class EventBacklog:
         for event in events:
             match event:
                 case Tokens():
-                    self._answers.setdefault(event.request_id, Answer()).add(event)
+                    self._add_tokens(event)
                 case Finished():
                     self._finished[event.request_id] = event
                 case StepStats():
                     self._add_stats(event)
                 case KVMap():
                     self._kv_map = event
+
+    def _add_tokens(self, event: Tokens) -> None:
+        known = self._answers.get(event.request_id)
+        if known is None:
+            self._answers[event.request_id] = event
+            return
+        if isinstance(known, Tokens):
+            merged = self._answers[event.request_id] = Answer()
+            merged.add(known)
+            known = merged
+        known.add(event)
 
     def _add_stats(self, stats: StepStats) -> None:
         if len(self._stats) < _MAX_UNSENT_STATS:
@@ -89,13 +96,19 @@ class EventBacklog:
         while self._answers and size < _MESSAGE_ITEMS:
             request_id = next(iter(self._answers))
             answer = self._answers.pop(request_id)
-            size += answer.size()
-            tokens.append(answer.take(request_id))
+            event = answer if isinstance(answer, Tokens) else answer.take(request_id)
+            size += _size(event)
+            tokens.append(event)
         ended = [key for key in self._finished if key not in self._answers]
         finished = tuple(self._finished.pop(key) for key in ended)
         stats, self._stats = self._stats, []
         kv_map, self._kv_map = self._kv_map, None
         return Step(tuple(tokens), finished, tuple(stats), kv_map)
+
+
+def _size(tokens: Tokens) -> int:
+    num_items = len(tokens.token_ids) + len(tokens.logprobs) + len(tokens.prompt_logprobs)
+    return num_items + len(tokens.pooled) // 4
 
 
 # Gauges are the newest; all other numbers of StepStats belong to their turn and add up.

@@ -50,6 +50,14 @@ class PromptGroup:
     reading: Reading | None = None  # of chat answers; None is text as it is
 
 
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """The way of a delta to the client without a task being woken, while it `is_open`."""
+
+    is_open: Callable[[], bool]
+    emit: Callable[[int, Delta], None]
+
+
 @dataclass(slots=True)
 class ChoiceTimes:
     """When a choice showed its first and its newest text."""
@@ -59,7 +67,10 @@ class ChoiceTimes:
 
 
 class Generation:
-    """One answer in the making; `run` it once. Leaving it for any reason frees the core of it."""
+    """One answer in the making; `run` it once. Leaving it for any reason frees the core of it.
+
+    Tokens that come while `direct` is open go that way, all else through `emit`.
+    """
 
     def __init__(
         self,
@@ -75,6 +86,7 @@ class Generation:
         self._clock = clock
         self._now = now
         self._groups = groups
+        self.direct: Direct | None = None
         self._request_id = request_id
         self._times: dict[int, ChoiceTimes] = {}
         self._tpots: list[float] = []  # of the choices that ended
@@ -144,23 +156,43 @@ class Generation:
     async def _consume(self, group: PromptGroup, stream: CoreStream, emit: Emit) -> None:
         positions = {request.id: index for index, request in enumerate(group.requests)}
         unfinished = set(positions)
-        async for event in stream:
+        direct = self.direct
+
+        def read(event: Tokens | Finished) -> tuple[int, Choice, Delta]:
             position = positions[event.request_id]
             choice = group.choices[position]
-            index = group.first_index + position
             if isinstance(event, Tokens):
                 delta = self._add(group, choice, event)
             else:
                 unfinished.discard(event.request_id)
                 delta = self._end(choice, event)
+            return group.first_index + position, choice, delta
+
+        def settle(request_id: str, index: int, choice: Choice, delta: Delta) -> None:
+            """After `delta` has been handed out."""
+            if delta:
+                self._observe(index, choice, delta)
+            if choice.finish_reason is not None and request_id in unfinished:
+                unfinished.discard(request_id)
+                self._core.abort([request_id])
+            if not unfinished:
+                stream.end()
+
+        def take(event: Tokens) -> bool:
+            if direct is None or not direct.is_open():
+                return False
+            index, choice, delta = read(event)
+            if delta:
+                direct.emit(index, delta)
+            settle(event.request_id, index, choice, delta)
+            return True
+
+        stream.direct = take
+        async for event in stream:
+            index, choice, delta = read(event)
             if delta:
                 await emit(index, delta)
-                self._observe(index, choice, delta)
-            if choice.finish_reason is not None and event.request_id in unfinished:
-                unfinished.discard(event.request_id)
-                self._core.abort([event.request_id])
-            if not unfinished:
-                return
+            settle(event.request_id, index, choice, delta)
 
     def _add(self, group: PromptGroup, choice: Choice, event: Tokens) -> Delta:
         if event.first is not None:
@@ -190,7 +222,9 @@ class Generation:
     def _observe(self, index: int, choice: Choice, delta: Delta) -> None:
         """After `delta` has been handed out. The end of a choice need not bring text."""
         now = self._now()
-        times = self._times.setdefault(index, ChoiceTimes(first=now, last=None))
+        times = self._times.get(index)
+        if times is None:
+            times = self._times[index] = ChoiceTimes(first=now, last=None)
         if delta.text:
             if times.last is not None:
                 self._metrics.itl.observe(now - times.last)

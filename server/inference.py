@@ -33,7 +33,7 @@ from server.choice import Delta
 from server.config import ServerConfig
 from server.core_client import CoreClient
 from server.errors import ApiError, InvalidRequest, NotFound, Overloaded, retry_headers
-from server.generation import Generation, PromptGroup, unavailable
+from server.generation import Direct, Generation, PromptGroup, unavailable
 from server.grammar_checks import GrammarChecks
 from server.logprobs import TokenNames
 from server.metrics import Metrics
@@ -268,7 +268,8 @@ class OneAnswer(Generic[FieldsT]):
         """Raises ApiError while nothing has been sent; after that it becomes an event."""
         keepalive = self._services.config.keepalive_seconds
         framing = self._endpoint.framing
-        async with EventStream(send, self._headers, keepalive, framing) as events:
+        writer = self._context.writer
+        async with EventStream(send, self._headers, keepalive, framing, writer) as events:
             try:
                 await self._run_stream(events)
             except Exception as error:
@@ -283,16 +284,25 @@ class OneAnswer(Generic[FieldsT]):
         options = self._fields.stream_options or StreamOptions()
         opened = False
 
+        def made(index: int, delta: Delta) -> list[str]:
+            usage = generation.usage() if options.continuous_usage_stats else None
+            return form.events(index, delta, usage)
+
         async def write(index: int, delta: Delta) -> None:
             nonlocal opened
             if not opened:
                 opened = True
                 for event in form.opening(generation.usage()):
                     await events.write(event)
-            usage = generation.usage() if options.continuous_usage_stats else None
-            for event in form.events(index, delta, usage):
+            for event in made(index, delta):
                 await events.write(event)
 
+        def write_now(index: int, delta: Delta) -> None:
+            for event in made(index, delta):
+                events.write_now(event)
+
+        if isinstance(generation, Generation):
+            generation.direct = Direct(lambda: opened and events.is_open(), write_now)
         await generation.run(write)
         for event in form.closing(generation.usage(), self._timings()):
             await events.write(event)

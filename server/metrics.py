@@ -17,11 +17,17 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from scheduler.types import KVCapacity, StepStats
 from server.errors import ApiError
+from server.tallies import Count, Distribution
 from server.timings import TTFT_PARTS, Timings
 
 _TENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -97,6 +103,20 @@ class CoreCollector(Collector):
             yield info
 
 
+class TallyCollector(Collector):
+    """What every token adds to (tallies.py)."""
+
+    def __init__(self, *tallies: Count | Distribution) -> None:
+        self._tallies = tallies
+
+    def collect(self) -> Iterable[Metric]:
+        for tally in self._tallies:
+            if isinstance(tally, Count):
+                yield CounterMetricFamily(tally.name, tally.text, tally.value)
+            else:
+                yield HistogramMetricFamily(tally.name, tally.text, tally.buckets(), tally.sum)
+
+
 class Metrics:
     """One instance a server; without a registry it has its own."""
 
@@ -167,8 +187,8 @@ class Metrics:
             "(end - first text) / (tokens - 1) of each finished choice with two tokens or more.",
             TOKEN_BUCKETS,
         )
-        self.itl = self._histogram(
-            "inter_token_latency_seconds",
+        self.itl = Distribution(
+            "paceline_inter_token_latency_seconds",
             "Gaps between consecutive pieces of text of a choice, over all choices.",
             TOKEN_BUCKETS,
         )
@@ -228,11 +248,12 @@ class Metrics:
         self.cached_tokens = self._counter(
             "cached_prompt_tokens", "Those prompt tokens that were found in the prefix cache."
         )
-        self.generated_tokens = self._counter(
-            "generated_tokens",
+        self.generated_tokens = Count(
+            "paceline_generated_tokens",
             "Tokens generated and used, the first one and stop tokens included; over finished "
             "requests the sum of usage.completion_tokens.",
         )
+        self.registry.register(TallyCollector(self.generated_tokens, self.itl))
 
     def _make_core_series(self) -> None:
         self.running = self._gauge("requests_running", "Sequences in the running batch.")

@@ -24,12 +24,15 @@ from server.timeline import RequestTimeline
 
 if TYPE_CHECKING:
     from server.otel import Tracing
+    from server.sse import BodyWriter
 
 log = logging.getLogger("paceline.http")
 
 REQUEST_ID = b"x-request-id"
 # The key in a scope of the instant when the first byte of the request was read.
 RECEIVED = "paceline.received"
+# The key of the BodyWriter of its answer.
+BODY_WRITER = "paceline.body_writer"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -38,12 +41,13 @@ class RequestContext:
     """Facts of one HTTP request, in scope["paceline"]. `tenant` is the key's, "" without keys.
 
     `timeline` is there once a generating request has its prompt; `prompts` only if the log is to
-    have them.
+    have them. `writer` is there if the connection has a way past `send` (sse.py).
     """
 
     id: str
     received: float
     tenant: str = ""
+    writer: BodyWriter | None = None
     timeline: RequestTimeline | None = None
     prompts: list[str] = field(default_factory=list)
 
@@ -69,7 +73,7 @@ class ContextMiddleware:
             await self._app(scope, receive, send)
             return
         received = scope.get(RECEIVED) or time.monotonic()
-        context = RequestContext(_request_id(scope), received)
+        context = RequestContext(_request_id(scope), received, writer=scope.get(BODY_WRITER))
         scope["paceline"] = context
         ids = [(REQUEST_ID, context.id.encode())]
         if is_anthropic(scope["path"]):

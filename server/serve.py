@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import re
 import signal
@@ -185,6 +186,8 @@ class ServerLife:
 
     def _on_ready(self, progress: LoadProgress, info: CoreInfo) -> None:
         progress.close()
+        # What is loaded stays: a collector that walks it holds up every stream.
+        gc.freeze()
         url = url_of(self._config.host, self._listener.getsockname()[1])
         print_banner(banner_console(), info, self._config, url)
         # The next core, if this one dies, is a matter for the log.

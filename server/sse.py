@@ -1,5 +1,7 @@
 """Server-sent events: one event a write, keep-alive comments, and what a hang-up ends.
 
+A connection that takes bytes at once may be written to without `send` (BodyWriter).
+
 The response begins with the first event or comment, so until then an error can still be a plain
 HTTP answer. JSON in events is ASCII: many clients take U+2028, U+0085 and others for line ends.
 """
@@ -11,7 +13,7 @@ import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 
@@ -49,11 +51,21 @@ def named_event(name: str, data: Any) -> str:
     return f"event: {name}\ndata: {to_json(data)}"
 
 
+class BodyWriter(Protocol):
+    """A way past `send` for a part of the body of a response that has begun."""
+
+    def is_open(self) -> bool:
+        """Whether `write` may be called now: the client reads as fast as we write."""
+        ...
+
+    def write(self, part: bytes) -> None: ...
+
+
 class EventStream:
     """The answer to one streaming request; a context that sends comments while nothing else does.
 
     A slow reader makes `write` wait, so it holds one event here and no more. `headers` may grow
-    until the first event.
+    until the first event. With a `writer`, `write_now` needs no `await` while it `is_open`.
     """
 
     def __init__(
@@ -62,14 +74,17 @@ class EventStream:
         headers: list[tuple[bytes, bytes]],
         keepalive_seconds: float,
         framing: Framing = OPENAI_FRAMING,
+        writer: BodyWriter | None = None,
     ) -> None:
         self.started = False
+        self._writer = writer
         self._send = send
         self._headers = headers
         self._keepalive_seconds = keepalive_seconds
         self._framing = framing
         self._writing = asyncio.Lock()
-        self._last_write = asyncio.get_running_loop().time()
+        self._now = asyncio.get_running_loop().time
+        self._last_write = self._now()
         self._ticker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EventStream:
@@ -87,6 +102,17 @@ class EventStream:
     async def write(self, data: str) -> None:
         """One event. `data` is JSON without line ends, after its name if the framing asks so."""
         await self._write(self._framing.prefix + data.encode("ascii") + b"\n\n")
+
+    def is_open(self) -> bool:
+        """Whether `write_now` may be called: nothing else writes, and nothing waits to be read."""
+        writer = self._writer
+        return writer is not None and not self._writing.locked() and writer.is_open()
+
+    def write_now(self, data: str) -> None:
+        """As `write`, but at once."""
+        assert self._writer is not None
+        self._writer.write(self._framing.prefix + data.encode("ascii") + b"\n\n")
+        self._last_write = self._now()
 
     async def end(self) -> None:
         """The end that clients wait for; nothing may follow."""
@@ -107,12 +133,11 @@ class EventStream:
                 headers = [*_HEADERS, *self._headers]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
-            self._last_write = asyncio.get_running_loop().time()
+            self._last_write = self._now()
 
     async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            silent = loop.time() - self._last_write
+            silent = self._now() - self._last_write
             if silent < self._keepalive_seconds:
                 await asyncio.sleep(self._keepalive_seconds - silent)
             else:

@@ -56,6 +56,7 @@ class TokenPieces:
         self._literal_ids = frozenset(literal_ids)
         self._alphabet: Mapping[str, int] = byte_alphabet()
         self._bytes: list[bytes | None] = [None] * len(self._tokens)
+        self._texts: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -68,6 +69,18 @@ class TokenPieces:
         if known is None:
             known = self._bytes[token_id] = self._spell(token_id)
         return known
+
+    def whole_text(self, token_id: int) -> str | None:
+        """The text of a token that is made of whole characters; None for others."""
+        text = self._texts.get(token_id)
+        if text is None:
+            try:
+                text = self.token_bytes(token_id).decode()
+            except UnicodeDecodeError:
+                return None
+            if 0 <= token_id < len(self._tokens):
+                self._texts[token_id] = text
+        return text
 
     def longest(self) -> int:
         """Upper bound of the bytes of any token, at least 1."""

@@ -114,7 +114,7 @@ def test_ids_without_a_token_are_nothing() -> None:
 
 
 def test_work_of_a_stream_does_not_grow_with_its_length() -> None:
-    """The bytes of each token are asked for once, however long the stream is."""
+    """The bytes of each token are asked for at most once, however long the stream is."""
     asked: list[int] = []
 
     class Counting(TokenPieces):
@@ -129,4 +129,4 @@ def test_work_of_a_stream_does_not_grow_with_its_length() -> None:
     assert len(asked) <= 4
     asked.clear()
     assert "".join(detokenizer.add([1]) for _ in range(1000)) == "b" * 1000
-    assert len(asked) == 1000
+    assert len(asked) <= 1000

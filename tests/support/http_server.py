@@ -24,6 +24,7 @@ from scheduler.types import KVCapacity, SamplingParams, StepPlan, TokenLogprobs
 from server.app import create_app
 from server.config import ServerConfig
 from server.core_client import CoreClient
+from server.http_limits import LimitedProtocol
 from server.tokenizer import Tokenizer
 from server.wire import CoreInfo
 from tests.support.scripted_engine import CAPACITY, LIMITS, ScriptedEngine, _Pending, running_core
@@ -206,7 +207,7 @@ async def live_server(app: FastAPI) -> AsyncIterator[str]:
     """uvicorn in this event loop."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http="httptools", ws="none", log_config=None, lifespan="on")
+    config = uvicorn.Config(app, http=LimitedProtocol, ws="none", log_config=None, lifespan="on")
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     server.capture_signals = _no_signals  # type: ignore[method-assign]
