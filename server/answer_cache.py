@@ -2,15 +2,16 @@
 
 Not the prefix cache, which keeps the KV of prompts and saves prefill: this keeps whole answers and
 saves everything, so it must know who may see one and how long it is true. Owns the key, the bound
-and the time to live. Knows no HTTP.
+and the time to live in memory; redis_answers.py keeps them for several servers. Knows no HTTP.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
@@ -81,8 +82,16 @@ class _Entry:
     until: float
 
 
-class AnswerCache:
-    """In memory; what was asked for least recently goes first."""
+class AnswerCache(Protocol):
+    """What is lost is made again, so neither method fails."""
+
+    async def get(self, key: bytes) -> CachedAnswer | None: ...
+
+    async def put(self, key: bytes, answer: CachedAnswer, ttl_seconds: float) -> None: ...
+
+
+class MemoryAnswers:
+    """Of one process; what was asked for least recently goes first."""
 
     def __init__(self, now: Callable[[], float], *, max_bytes: int = MAX_BYTES) -> None:
         self._now = now
@@ -94,7 +103,7 @@ class AnswerCache:
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def get(self, key: bytes) -> CachedAnswer | None:
+    async def get(self, key: bytes) -> CachedAnswer | None:
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -104,7 +113,7 @@ class AnswerCache:
         self._entries.move_to_end(key)
         return entry.answer
 
-    def put(self, key: bytes, answer: CachedAnswer, ttl_seconds: float) -> None:
+    async def put(self, key: bytes, answer: CachedAnswer, ttl_seconds: float) -> None:
         self._drop(key)
         size = answer.size()
         if size > self._max_bytes:
@@ -120,10 +129,15 @@ class AnswerCache:
             self._num_bytes -= entry.answer.size()
 
 
+Keep = Callable[[CachedAnswer], Awaitable[None]]
+
+
 class Recording:
     """A Generation whose answer is kept once it is whole."""
 
-    def __init__(self, generation: Generation, keep: Callable[[CachedAnswer], None]) -> None:
+    def __init__(
+        self, generation: Generation, keep: Callable[[CachedAnswer], Awaitable[None]]
+    ) -> None:
         self._generation = generation
         self._keep = keep
         self._deltas: dict[int, Delta] = {}
@@ -138,7 +152,7 @@ class Recording:
 
         await self._generation.run(record)
         deltas = tuple(self._deltas[index] for index in sorted(self._deltas))
-        self._keep(CachedAnswer(deltas, self._generation.usage()))
+        await self._keep(CachedAnswer(deltas, self._generation.usage()))
 
     def usage(self) -> Json:
         return {**self._generation.usage(), "answer_cache": "miss"}

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -22,7 +23,7 @@ from starlette.types import ASGIApp
 
 from scheduler.types import StepStats
 from server.admin import AdminRoutes
-from server.answer_cache import AnswerCache
+from server.answer_cache import AnswerCache, MemoryAnswers
 from server.anthropic.routes import add_anthropic
 from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from server.batches.service import BatchService
@@ -30,7 +31,7 @@ from server.chat import prepare_chat
 from server.chat_format import ChatFormat
 from server.chat_template import ChatTemplate, TemplateError
 from server.completions import CompletionFormat, prepare_completion
-from server.config import ServerConfig
+from server.config import ConfigError, ServerConfig
 from server.console_routes import add_console, console_paths
 from server.core_client import CoreClient, CoreState
 from server.embeddings import embeddings_route
@@ -45,6 +46,7 @@ from server.openapi.page import add_openapi
 from server.process_watch import watch_process
 from server.recorder import Recorder
 from server.responses.routes import ResponseRoutes
+from server.responses.store import MemoryResponses, ResponseStore
 from server.schemas import parse_chat, parse_completion
 from server.status import StatusRoutes
 from server.text_routes import TextRoutes
@@ -85,6 +87,7 @@ def create_app(
         recorder.observe_step(stats)
 
     core.on_stats = observe_step
+    shared = _shared(config, metrics)
     services = Services(
         core=core,
         tokenizer=tokenizer,
@@ -94,11 +97,11 @@ def create_app(
         recorder=recorder,
         workers=Workers(),
         grammars=GrammarChecks(tokenizer),
-        answers=AnswerCache(time.monotonic),
+        answers=shared.answers,
         body_timeout_seconds=body_timeout_seconds,
     )
 
-    responses = ResponseRoutes(services)
+    responses = ResponseRoutes(services, shared.responses)
     endpoints: dict[str, ASGIApp] = {
         "/v1/chat/completions": InferenceApp(services, CHAT),
         "/v1/completions": InferenceApp(services, COMPLETIONS),
@@ -123,7 +126,8 @@ def create_app(
             await warming
             if template is not None:
                 template.close()
-            responses.close()
+            await responses.close()
+            await shared.close()
             services.workers.close()
             if tracing is not None:
                 # It may wait for whoever takes the last spans.
@@ -156,6 +160,35 @@ def create_app(
         model_name=lambda: _core_facts(core).model_name,
     )
     return app
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What servers on one Redis have in common, or this process alone."""
+
+    answers: AnswerCache
+    responses: ResponseStore
+    close: Callable[[], Awaitable[None]]
+
+
+def _shared(config: ServerConfig, metrics: Metrics) -> _Shared:
+    if not config.redis_url:
+        return _Shared(MemoryAnswers(time.monotonic), MemoryResponses(time.monotonic), _nothing)
+    from server.redis_answers import RedisAnswers
+    from server.redis_link import RedisLink
+    from server.responses.redis_store import RedisResponses
+
+    try:
+        link = RedisLink(
+            config.redis_url, time.monotonic, lambda use: metrics.redis_failures[use].inc()
+        )
+    except ValueError:  # it may hold a password, so it is not shown
+        raise ConfigError("--redis-url: it is not the address of a Redis") from None
+    return _Shared(RedisAnswers(link), RedisResponses(link), link.close)
+
+
+async def _nothing() -> None:
+    """There is no connection to close."""
 
 
 def _core_facts(core: CoreClient) -> CoreFacts:

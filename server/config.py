@@ -38,6 +38,7 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = ()
     strict_requests: bool = False
     data_dir: str = ""
+    redis_url: str = ""
     max_body_bytes: int = 16 << 20
     max_header_bytes: int = 64 << 10
     max_input_tokens: int | None = None
@@ -232,6 +233,8 @@ def _pick(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def _check(settings: Settings) -> None:
     if settings.server.otel and not all(map(_is_installed, OTEL_PACKAGES)):
         raise ConfigError("--otel: its packages are missing: pip install 'paceline[otel]'")
+    if settings.server.redis_url and not _is_installed("redis"):
+        raise ConfigError("--redis-url: its package is missing: pip install 'paceline[redis]'")
     total = settings.engine.max_model_len
     for flag, part in (
         ("--max-input-tokens", settings.server.max_input_tokens),

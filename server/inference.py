@@ -11,7 +11,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -68,6 +68,7 @@ class Endpoint(Generic[FieldsT]):
     prepare: Callable[[FieldsT, ServedModel, RequestOrigin], list[PromptGroup]]
     make_format: Callable[[Heading, TokenNames, list[PromptGroup], FieldsT], AnswerFormat]
     framing: Framing = OPENAI_FRAMING
+    settle: Callable[[], Awaitable[None]] | None = None  # before the end of the answer is sent
 
 
 class Workers:
@@ -256,6 +257,7 @@ class OneAnswer(Generic[FieldsT]):
 
         await generation.run(collect)
         body = msgspec.json.encode(form.body(choices, generation.usage(), self._timings()))
+        await self._settle()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -304,8 +306,14 @@ class OneAnswer(Generic[FieldsT]):
         if isinstance(generation, Generation):
             generation.direct = Direct(lambda: opened and events.is_open(), write_now)
         await generation.run(write)
-        for event in form.closing(generation.usage(), self._timings()):
+        last = form.closing(generation.usage(), self._timings())
+        await self._settle()
+        for event in last:
             await events.write(event)
+
+    async def _settle(self) -> None:
+        if self._endpoint.settle is not None:
+            await self._endpoint.settle()
 
     def close(self, otherwise: str) -> None:
         """After the last byte; `otherwise` is why choices without a reason of their own ended."""
@@ -344,9 +352,9 @@ class OneAnswer(Generic[FieldsT]):
         )
         if wish is None:
             return generation, form, num_choices
-        return self._cached(wish, generation), form, num_choices
+        return await self._cached(wish, generation), form, num_choices
 
-    def _cached(self, wish: AnswerCacheWish, generation: Generation) -> Recording | Replay:
+    async def _cached(self, wish: AnswerCacheWish, generation: Generation) -> Recording | Replay:
         """What is kept is shown; else what is made is kept."""
         services = self._services
         key = answer_key(
@@ -355,15 +363,15 @@ class OneAnswer(Generic[FieldsT]):
             model=self._model.name,
             kind=self._endpoint.id_prefix,
         )
-        found = services.answers.get(key)
+        found = await services.answers.get(key)
         result = "miss" if found is None else "hit"
         services.metrics.answer_cache[result].inc()
         self._headers.append((ANSWER_CACHE_HEADER, result.encode()))
         if found is not None:
             return Replay(found, self._groups)
 
-        def keep(answer: CachedAnswer) -> None:
-            services.answers.put(key, answer, wish.ttl_seconds)
+        async def keep(answer: CachedAnswer) -> None:
+            await services.answers.put(key, answer, wish.ttl_seconds)
 
         return Recording(generation, keep)
 

@@ -211,6 +211,10 @@ class Metrics:
             "answer_cache", "Requests that asked for a cached answer, by result.", ("result",)
         )
         self.answer_cache = {result: cache.labels(result) for result in ("hit", "miss")}
+        failures = self._counter(
+            "redis_failures", "Calls to Redis that failed, by what they were for.", ("use",)
+        )
+        self.redis_failures = {use: failures.labels(use) for use in ("answer_cache", "responses")}
         slo = self._counter(
             "slo_requests",
             "Finished requests by whether they met a limit: ttft once each, tpot (mean over its "

@@ -79,6 +79,12 @@ def key(text: str) -> str:
     return word
 
 
+def _redis_url(text: str) -> str:
+    if not text.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("it begins with redis://, rediss:// or unix://")
+    return _word(text)
+
+
 def _yes_or_no(text: str) -> bool:
     values = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     if text.lower() not in values:
@@ -191,6 +197,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("open_metrics", _yes_or_no, "let /metrics be read without a key"),
         Option("cors_origin", _word, "allow this browser origin; repeatable", "ORIGIN", many=True),
         Option("data_dir", _word, "folder for files and batches; without it there are none", "DIR"),
+        Option(
+            "redis_url",
+            _redis_url,
+            "keep cached answers and stored responses in this Redis, for all servers on it",
+            "URL",
+        ),
         Option("strict_requests", _yes_or_no, "refuse unknown fields of requests"),
         Option("max_body_bytes", parse_size, "largest request body", "SIZE"),
         Option("max_header_bytes", parse_size, "largest request head", "SIZE"),

@@ -117,7 +117,7 @@ class EventStream:
     async def end(self) -> None:
         """The end that clients wait for; nothing may follow."""
         self._stop_ticker()
-        if self._framing.end:
+        if self._framing.end or not self.started:
             await self._write(self._framing.end)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -16,6 +16,7 @@ from server.batches.multipart import Part, parse_form
 from server.body import ClientGone, read_body
 from server.errors import BodyTooLarge, InvalidRequest, NotFound
 from server.inference import Services
+from server.pages import page_of
 
 MAX_FILE_BYTES = 128 << 20
 MAX_TENANT_BYTES = 4 << 30
@@ -134,25 +135,6 @@ def file_object(row: Row) -> Json:
 def tenant_of(request: Request) -> str:
     tenant: str = request.scope["paceline"].tenant
     return tenant
-
-
-def page_of(rows: list[Json], request: Request) -> Json:
-    """One page of a list: `limit` rows after the id `after`."""
-    limit = request.query_params.get("limit", "100")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= 10_000):
-        raise InvalidRequest("limit is a number from 1 to 10000.", param="limit")
-    after = request.query_params.get("after")
-    if after is not None:
-        ids = [row["id"] for row in rows]
-        rows = rows[ids.index(after) + 1 :] if after in ids else []
-    shown = rows[: int(limit[:6])]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(rows) > len(shown),
-    }
 
 
 def _found(row: Row | None, file_id: str) -> Row:

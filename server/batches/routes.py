@@ -18,13 +18,14 @@ from starlette.routing import Route
 
 from server.answers import Json
 from server.batches.database import Database, Row, Transaction
-from server.batches.files import page_of, tenant_of
+from server.batches.files import tenant_of
 from server.batches.runner import BatchRunner
 from server.body import parse_object
 from server.body_route import BodyRoute
 from server.errors import ApiError, InvalidRequest, NotFound
 from server.inference import Services
 from server.middleware import RequestContext
+from server.pages import page_of
 from server.schemas import Parsed, Strict, parse_strict
 
 WINDOW_SECONDS = 24 * 3600

@@ -163,7 +163,14 @@ OPERATIONS = (
         _object(input_tokens=COUNT),
         CountInput,
     ),
-    Operation("get", "/v1/responses/{response_id}", "A stored response", _RESPONSE),
+    Operation(
+        "get",
+        "/v1/responses/{response_id}",
+        "A stored response, or its events",
+        _RESPONSE,
+        streams=True,
+        query=("stream", "starting_after"),
+    ),
     Operation(
         "delete",
         "/v1/responses/{response_id}",
@@ -176,7 +183,7 @@ OPERATIONS = (
         "/v1/responses/{response_id}/input_items",
         "What a response was made of",
         _LIST,
-        query=("order",),
+        query=("order", "limit", "after"),
     ),
     Operation("post", "/v1/messages", "Answer, Anthropic style", _MESSAGE, MessagesRequest, True),
     Operation(

@@ -7,7 +7,6 @@ known here.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,26 +22,28 @@ from server.responses.schemas import ResponseRequest
 from server.sse import Framing, named_event
 
 
-def _error_event(error: ApiError) -> str:
+def framing(error: Callable[[ApiError], str]) -> Framing:
+    """No [DONE]: the last event says that it is the last."""
+    return Framing(prefix=b"", end=b"", error=error)
+
+
+def error_event(error: ApiError, number: int) -> str:
     body = {
         "type": "error",
         "code": error.code,
         "message": cut(error.message, MAX_MESSAGE_CHARS),
         "param": error.param,
-        "sequence_number": 0,
+        "sequence_number": number,
     }
     return named_event("error", body)
 
 
-FRAMING = Framing(prefix=b"", end=b"", error=_error_event)
-
-
-def new_id(prefix: str) -> str:
-    return prefix + secrets.token_hex(16)
+# Of each output item, the deltas as (characters, log-probabilities).
+Cuts = tuple[tuple[tuple[int, int], ...], ...]
 
 
 class ResponseFormat:
-    """`keep` gets the finished response, before its last event is written."""
+    """`keep` gets the finished response and its cuts, before its last event is written."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class ResponseFormat:
         names: TokenNames,
         groups: Sequence[PromptGroup],
         request: ResponseRequest,
-        keep: Callable[[Json], None],
+        keep: Callable[[Json, Cuts], None],
     ) -> None:
         (group,) = groups
         self._names = names
@@ -117,8 +118,12 @@ class ResponseFormat:
         }
         if timings is not None:
             response["timings"] = timings
-        self._keep(response)
+        self._keep(response, tuple(map(tuple, self._items.cuts)))
         return response
+
+    def error(self, error: ApiError) -> str:
+        """The event of an answer that failed, its last."""
+        return error_event(error, self._sequence)
 
     def _numbered(self, events: list[Json]) -> list[str]:
         made = []

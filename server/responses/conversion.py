@@ -81,7 +81,7 @@ def chat_request(fields: ResponseRequest, earlier: Sequence[Json]) -> Json:
     chat |= {
         "temperature": fields.temperature,
         "top_p": fields.top_p,
-        "stream": fields.stream,
+        "stream": fields.stream or fields.background,  # who comes later may want to follow it
         "logprobs": LOGPROBS in fields.include or fields.top_logprobs > 0,
         "top_logprobs": fields.top_logprobs,
     }

@@ -8,17 +8,28 @@ One item is open at a time: thoughts, a message or a call.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 from server.answers import Json
 from server.reading import ChatPiece, Thought
 from server.tools.call_reader import CallStart, Content
 
 
-class OutputItems:
-    """`done` holds the closed items. Call `add` for every piece and `finish` once."""
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(16)
 
-    def __init__(self) -> None:
+
+class OutputItems:
+    """`done` holds the closed items. Call `add` for every piece and `finish` once.
+
+    `cuts` are (characters, log-probabilities) of the deltas of each item: with the items, they are
+    enough to tell the same events again.
+    """
+
+    def __init__(self, make_id: Callable[[str], str] = new_id) -> None:
         self.done: list[Json] = []
+        self.cuts: list[list[tuple[int, int]]] = []
+        self._make_id = make_id
         self._open: Json | None = None
 
     def add(self, piece: ChatPiece, rows: list[Json]) -> list[Json]:
@@ -29,10 +40,11 @@ class OutputItems:
             case Thought(text):
                 return [*self._ensure("reasoning"), *self._text("reasoning_text", text, [])]
             case CallStart(_, name):
-                return [*self._close("completed"), *self._start(_call(name))]
+                return [*self._close("completed"), *self._start(self._call(name))]
             case _:
                 item = self._item()
                 item["arguments"] += piece.text
+                self.cuts[-1].append((len(piece.text), 0))
                 kind = "response.function_call_arguments.delta"
                 return [{"type": kind, **self._place(), "delta": piece.text}]
 
@@ -50,7 +62,7 @@ class OutputItems:
     def _ensure(self, kind: str) -> list[Json]:
         if self._open is not None and self._open["type"] == kind:
             return []
-        made = [*self._close("completed"), *self._start(_texts(kind))]
+        made = [*self._close("completed"), *self._start(self._texts(kind))]
         # Events are written later, so what they tell must not grow with the item.
         added = {"type": "response.content_part.added", **self._in_part(), "part": _part(kind)}
         made.append(added)
@@ -62,6 +74,7 @@ class OutputItems:
 
     def _start(self, item: Json) -> list[Json]:
         self._open = item
+        self.cuts.append([])
         added = {**item, "content": []} if "content" in item else dict(item)
         index = len(self.done)
         return [{"type": "response.output_item.added", "output_index": index, "item": added}]
@@ -69,6 +82,7 @@ class OutputItems:
     def _text(self, kind: str, text: str, rows: list[Json]) -> list[Json]:
         part = self._item()["content"][0]
         part["text"] += text
+        self.cuts[-1].append((len(text), len(rows)))
         event = {"type": f"response.{kind}.delta", **self._in_part(), "delta": text}
         if kind == "output_text":
             part["logprobs"] += rows
@@ -99,39 +113,24 @@ class OutputItems:
             {"type": "response.output_item.done", "output_index": index, "item": item},
         ]
 
+    def _texts(self, kind: str) -> Json:
+        head = {"id": "", "type": kind, "status": "in_progress"}
+        if kind == "reasoning":
+            return {**head, "id": self._make_id("rs_"), "summary": [], "content": []}
+        return {**head, "id": self._make_id("msg_"), "role": "assistant", "content": []}
 
-def _texts(kind: str) -> Json:
-    if kind == "reasoning":
-        item_id = "rs_" + secrets.token_hex(16)
+    def _call(self, name: str) -> Json:
         return {
-            "id": item_id,
-            "type": kind,
+            "id": self._make_id("fc_"),
+            "type": "function_call",
             "status": "in_progress",
-            "summary": [],
-            "content": [],
+            "call_id": self._make_id("call_"),
+            "name": name,
+            "arguments": "",
         }
-    item_id = "msg_" + secrets.token_hex(16)
-    return {
-        "id": item_id,
-        "type": kind,
-        "status": "in_progress",
-        "role": "assistant",
-        "content": [],
-    }
 
 
 def _part(kind: str) -> Json:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": ""}
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-
-
-def _call(name: str) -> Json:
-    return {
-        "id": "fc_" + secrets.token_hex(16),
-        "type": "function_call",
-        "status": "in_progress",
-        "call_id": "call_" + secrets.token_hex(12),
-        "name": name,
-        "arguments": "",
-    }

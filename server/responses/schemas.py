@@ -39,6 +39,11 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
 
+class ResponseStreamOptions(Strict):
+    # Padding against traffic analysis; we never pad, so only "off" is true.
+    include_obfuscation: Literal[False] = False
+
+
 class CountRequest(Strict):
     model: ModelName | None = None
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] = Field(
@@ -64,7 +69,7 @@ class ResponseRequest(CountRequest):
         default_factory=list, max_length=16
     )
     stream: bool = False
-    stream_options: dict[str, Any] | None = None
+    stream_options: ResponseStreamOptions | None = None
     store: bool = True
     background: bool = False
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)

@@ -1,14 +1,15 @@
-"""Responses that can be asked for again: in memory, each for a time, all within a bound.
+"""Responses that can be asked for again: each for a time, all within a bound.
 
 Owns who may see what: an id is looked up under the tenant that made it, so another's is not there.
+In memory here; redis_store.py keeps them for several servers.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -17,18 +18,49 @@ from server.answers import Json
 MAX_BYTES = 64 << 20
 TTL_SECONDS = 24 * 3600.0
 
+# The tenant, and the id of a response.
+Key = tuple[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """`body` as it is sent; `items` all that was said, this response's output included.
 
     The first `num_earlier` of the items are of earlier responses, the next `num_input` its input.
+    `cuts` are (characters, log-probabilities) of the deltas of each output item, as they were sent.
     """
 
     body: Json
     items: tuple[Json, ...]
     num_earlier: int
     num_input: int
+    cuts: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+
+class ResponseStore(Protocol):
+    """Methods raise Unavailable where what keeps the responses does not answer."""
+
+    async def check(self) -> None:
+        """Raises Unavailable if nothing could be kept now."""
+        ...
+
+    async def put(self, key: Key, response: StoredResponse) -> None: ...
+
+    async def replace(self, key: Key, response: StoredResponse) -> None:
+        """`put` where this id is still there; else nothing."""
+        ...
+
+    async def get(self, key: Key) -> StoredResponse | None: ...
+
+    async def delete(self, key: Key) -> bool: ...
+
+    async def hold(self, keys: Sequence[Key]) -> list[Key]:
+        """Says that these are being made here; those of them that somebody wants cancelled."""
+        ...
+
+    async def ask_to_cancel(self, key: Key) -> None:
+        """For whichever server makes it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +70,8 @@ class _Entry:
     until: float
 
 
-class ResponseStore:
-    """Safe to call from any thread. The oldest are dropped where there is no room."""
+class MemoryResponses:
+    """A ResponseStore of one process. The oldest are dropped where there is no room."""
 
     def __init__(
         self,
@@ -51,38 +83,49 @@ class ResponseStore:
         self._now = now
         self._max_bytes = max_bytes
         self._ttl_seconds = ttl_seconds
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._num_bytes = 0
-        self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def put(self, tenant: str, response_id: str, response: StoredResponse) -> None:
+    async def check(self) -> None:
+        """There is always room, for the oldest make it."""
+
+    async def put(self, key: Key, response: StoredResponse) -> None:
         """Takes the place of what had this id. One larger than the bound is not kept."""
-        size = len(msgspec.json.encode((response.body, response.items)))
-        with self._lock:
-            self._drop((tenant, response_id))
-            self._expire()
-            if size > self._max_bytes:
-                return
-            while self._num_bytes + size > self._max_bytes:
-                self._drop(next(iter(self._entries)))
-            until = self._now() + self._ttl_seconds
-            self._entries[tenant, response_id] = _Entry(response, size, until)
-            self._num_bytes += size
+        size = len(msgspec.json.encode(response))
+        self._drop(key)
+        self._expire()
+        if size > self._max_bytes:
+            return
+        while self._num_bytes + size > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+        until = self._now() + self._ttl_seconds
+        self._entries[key] = _Entry(response, size, until)
+        self._num_bytes += size
 
-    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        with self._lock:
-            self._expire()
-            entry = self._entries.get((tenant, response_id))
-            return None if entry is None else entry.response
+    async def replace(self, key: Key, response: StoredResponse) -> None:
+        if await self.get(key) is not None:
+            await self.put(key, response)
 
-    def delete(self, tenant: str, response_id: str) -> bool:
-        with self._lock:
-            self._expire()
-            return self._drop((tenant, response_id))
+    async def get(self, key: Key) -> StoredResponse | None:
+        self._expire()
+        entry = self._entries.get(key)
+        return None if entry is None else entry.response
+
+    async def delete(self, key: Key) -> bool:
+        self._expire()
+        return self._drop(key)
+
+    async def hold(self, keys: Sequence[Key]) -> list[Key]:
+        """What is made in this process is cancelled in this process."""
+        del keys
+        return []
+
+    async def ask_to_cancel(self, key: Key) -> None:
+        """Nobody else makes responses that are kept here."""
 
     def _expire(self) -> None:
         """Entries are in order of their end."""
@@ -92,7 +135,7 @@ class ResponseStore:
                 return
             self._drop(key)
 
-    def _drop(self, key: tuple[str, str]) -> bool:
+    def _drop(self, key: Key) -> bool:
         entry = self._entries.pop(key, None)
         if entry is None:
             return False

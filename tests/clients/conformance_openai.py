@@ -172,6 +172,9 @@ def test_responses(client: OpenAI) -> None:
     assert second.output_text == "1 2 3 4 5 6 7 8 9"
     items = client.responses.input_items.list(second.id, order="asc")
     assert len(list(items)) == 3
+    pages = client.responses.input_items.list(second.id, order="asc", limit=1)
+    assert len(pages.data) == 1
+    assert len(list(pages)) == 3
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
@@ -224,6 +227,31 @@ def test_responses_in_the_background(client: OpenAI) -> None:
             break
     assert found.output_text == HELLO
     assert client.responses.cancel(started.id).status == "completed"
+
+
+def test_responses_told_again(client: OpenAI) -> None:
+    """A stored response as a stream, whole and from an event on, and by the helper."""
+    stream = client.responses.create(model=MODEL, input="hello", stream=True)
+    events = list(stream)
+    started: Any = events[0]
+    response_id = started.response.id
+    assert list(client.responses.retrieve(response_id, stream=True)) == events
+    rest = client.responses.retrieve(response_id, stream=True, starting_after=3)
+    assert list(rest) == events[4:]
+    with client.responses.stream(response_id=response_id) as helped:
+        assert helped.get_final_response().output_text == HELLO
+
+
+def test_responses_stream_in_the_background(client: OpenAI) -> None:
+    stream = client.responses.create(model=MODEL, input="hello", background=True, stream=True)
+    first: Any = next(iter(stream))
+    stream.close()
+    rest = client.responses.retrieve(
+        first.response.id, stream=True, starting_after=first.sequence_number
+    )
+    last: Any = list(rest)[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == HELLO
 
 
 def test_responses_count(client: OpenAI) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.types import FinishReason
-from server.answer_cache import AnswerCache, CachedAnswer, answer_key
+from server.answer_cache import AnswerCache, CachedAnswer, MemoryAnswers, answer_key
 from server.choice import Delta
 from server.config import ServerConfig
 from server.schemas import parse_chat
@@ -26,8 +29,10 @@ from tests.support.http_server import (
     events,
     house,
     in_loop,
+    run,
     texts,
 )
+from tests.support.redis_server import redis_server
 
 WISH = {"scope": "tenant", "data_version": "1"}
 USER = [{"role": "user", "content": "greet"}]
@@ -72,41 +77,74 @@ def situations(draw: Any) -> tuple[Any, ...]:
     return meaning, body, tenant, model, kind
 
 
+@asynccontextmanager
+async def cache_in(url: str) -> AsyncIterator[AnswerCache]:
+    """In memory without a URL."""
+    if not url:
+        yield MemoryAnswers(lambda: 0.0)
+        return
+    from server.redis_answers import RedisAnswers
+    from server.redis_link import RedisLink
+
+    link = RedisLink(url, asyncio.get_running_loop().time, [].append)
+    await link._redis.flushall()
+    try:
+        yield RedisAnswers(link)
+    finally:
+        await link.close()
+
+
+@pytest.fixture(scope="module", params=["memory", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of both that can hold the answers."""
+    if request.param == "memory":
+        yield ""
+        return
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(situations(), min_size=2, max_size=12))
 def test_an_answer_is_found_exactly_by_who_may_see_it_and_what_was_asked(
+    url: str,
     given_situations: list[tuple[Any, ...]],
 ) -> None:
     """Never across a tenant, a scope, a user, a model, a data version, or another request."""
-    cache = AnswerCache(lambda: 0.0)
-    known: dict[tuple[Any, ...], str] = {}
-    for number, (meaning, body, tenant, model, kind) in enumerate(given_situations):
-        key = answer_key(parse_chat(body).fields, tenant=tenant, model=model, kind=kind)
-        found = cache.get(key)
-        shown = None if found is None else found.deltas[0].text
-        assert shown == known.get(meaning)
-        known[meaning] = str(number)
-        cache.put(key, answer(str(number)), 10)
+
+    async def check() -> None:
+        known: dict[tuple[Any, ...], str] = {}
+        async with cache_in(url) as cache:
+            for number, (meaning, body, tenant, model, kind) in enumerate(given_situations):
+                key = answer_key(parse_chat(body).fields, tenant=tenant, model=model, kind=kind)
+                found = await cache.get(key)
+                shown = None if found is None else found.deltas[0].text
+                assert shown == known.get(meaning)
+                known[meaning] = str(number)
+                await cache.put(key, answer(str(number)), 10)
+
+    run(check)
 
 
-def test_answers_end_with_their_time_and_the_least_used_goes_first() -> None:
+@in_loop
+async def test_answers_end_with_their_time_and_the_least_used_goes_first() -> None:
     clock = [0.0]
     size = answer("x" * 1000).size()
-    cache = AnswerCache(lambda: clock[0], max_bytes=3 * size)
+    cache = MemoryAnswers(lambda: clock[0], max_bytes=3 * size)
     for name in "abc":
-        cache.put(name.encode(), answer(name * 1000), 10)
-    assert cache.get(b"a") is not None
-    cache.put(b"d", answer("d" * 1000), 5)
+        await cache.put(name.encode(), answer(name * 1000), 10)
+    assert await cache.get(b"a") is not None
+    await cache.put(b"d", answer("d" * 1000), 5)
     assert cache.num_bytes <= 3 * size
-    assert cache.get(b"b") is None
-    assert cache.get(b"a") is not None
+    assert await cache.get(b"b") is None
+    assert await cache.get(b"a") is not None
     clock[0] = 5.0
-    assert cache.get(b"d") is None
-    assert cache.get(b"a") is not None
+    assert await cache.get(b"d") is None
+    assert await cache.get(b"a") is not None
     clock[0] = 10.0
-    assert cache.get(b"a") is None
-    cache.put(b"e", replace(answer("e"), deltas=(Delta("e" * 10_000),)), 10)
-    assert cache.get(b"e") is None
+    assert await cache.get(b"a") is None
+    await cache.put(b"e", replace(answer("e"), deltas=(Delta("e" * 10_000),)), 10)
+    assert await cache.get(b"e") is None
 
 
 async def chat(server: House, **fields: Any) -> httpx.Response:

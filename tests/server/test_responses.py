@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from server.config import ServerConfig
-from server.responses.store import ResponseStore, StoredResponse
+from server.responses.store import MemoryResponses, StoredResponse
 from tests.server.test_anthropic import CALL, FailingEngine, named_events
 from tests.support.http_server import MODEL, House, TextEngine, eventually, house, in_loop
 
@@ -257,7 +257,8 @@ async def test_what_is_not_served_is_refused_by_name() -> None:
         ({"input": [image]}, "input[0].content[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": []}, "input"),
-        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -275,24 +276,25 @@ def kept(text: str) -> StoredResponse:
     return StoredResponse({"id": text}, ({"text": text},), 0, 1)
 
 
-def test_the_store_forgets_with_time_and_stays_within_its_bound() -> None:
+@in_loop
+async def test_the_store_forgets_with_time_and_stays_within_its_bound() -> None:
     clock = [0.0]
-    store = ResponseStore(lambda: clock[0], max_bytes=1000, ttl_seconds=10)
-    store.put("a", "1", kept("x" * 100))
+    store = MemoryResponses(lambda: clock[0], max_bytes=1000, ttl_seconds=10)
+    await store.put(("a", "1"), kept("x" * 100))
     clock[0] = 9.9
-    store.put("a", "2", kept("y" * 100))
-    assert store.get("a", "1") is not None
+    await store.put(("a", "2"), kept("y" * 100))
+    assert await store.get(("a", "1")) is not None
     clock[0] = 10.0
-    assert store.get("a", "1") is None
-    assert store.get("a", "2") is not None
-    assert store.get("b", "2") is None
+    assert await store.get(("a", "1")) is None
+    assert await store.get(("a", "2")) is not None
+    assert await store.get(("b", "2")) is None
     for index in range(50):
-        store.put("a", f"more-{index}", kept("z" * 100))
+        await store.put(("a", f"more-{index}"), kept("z" * 100))
         assert store.num_bytes <= 1000
-    assert store.get("a", "2") is None
-    assert store.get("a", "more-49") is not None
-    store.put("a", "more-49", kept("w" * 2000))
-    assert store.get("a", "more-49") is None
+    assert await store.get(("a", "2")) is None
+    assert await store.get(("a", "more-49")) is not None
+    await store.put(("a", "more-49"), kept("w" * 2000))
+    assert await store.get(("a", "more-49")) is None
     clock[0] = 30.0
-    assert not store.delete("a", "more-48")
+    assert not await store.delete(("a", "more-48"))
     assert store.num_bytes == 0

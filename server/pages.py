@@ -1,0 +1,27 @@
+"""Pages of a list, as clients walk them: `limit`, `after`, and whether there is more."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from server.answers import Json
+from server.errors import InvalidRequest
+
+
+def page_of(rows: list[Json], request: Request) -> Json:
+    """One page of a list: `limit` rows after the id `after`."""
+    limit = request.query_params.get("limit", "100")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= 10_000):
+        raise InvalidRequest("limit is a number from 1 to 10000.", param="limit")
+    after = request.query_params.get("after")
+    if after is not None:
+        ids = [row["id"] for row in rows]
+        rows = rows[ids.index(after) + 1 :] if after in ids else []
+    shown = rows[: int(limit[:6])]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(rows) > len(shown),
+    }
