@@ -91,6 +91,14 @@ async def test_a_background_stream_goes_on_without_its_client_and_is_taken_up_ag
 
 
 @in_loop
+async def test_a_background_stream_is_the_same_to_who_began_it_and_who_came_late() -> None:
+    async with house(TextEngine(SCRIPTS, step_seconds=0.002), live=True) as server:
+        made = await ask(server, background=True, stream=True)
+        assert accumulated(made.text)["status"] == "completed"
+        assert (await again(server, id_of(made.text))).text == made.text
+
+
+@in_loop
 async def test_who_follows_a_cancelled_or_deleted_response_is_told_its_end() -> None:
     async with house(TextEngine(step_seconds=0.01), live=True) as server:
         for method, tail in (("POST", "/cancel"), ("DELETE", "")):
