@@ -16,12 +16,16 @@ import tokenizers
 from tokenizers import models
 
 from scheduler.policy import FirstComeFirstServed
-from scheduler.types import KVCapacity, StepPlan, StepResult
+from scheduler.types import KVCapacity, StepPlan, StepResult, StepStats
+from server import app
 from server.config import parse_settings
 from server.core_build import Core, Report
 from server.core_process import main as core_main
 from server.logs import configure_logging
+from server.metrics import Metrics
 from server.serve import bind, live
+from server.tallies import Count, Distribution
+from server.timings import Timings
 from server.token_pieces import Spelling, TokenPieces
 from server.tokenizer import Tokenizer
 from server.tokenizer_parts import TokenizerParts
@@ -30,6 +34,7 @@ from server.wire import CoreInfo, Start
 NUM_WORDS = 1 << 16
 TICKS = 10_000  # of a second; words come round every 6.5 seconds
 EOS = NUM_WORDS
+UNWATCHED = "unwatched"  # the first flag of a server without metrics
 CAPACITY = KVCapacity(num_blocks=8192, block_size=16, num_slots=512, max_model_len=1024)
 
 
@@ -115,7 +120,35 @@ def spawn(step_seconds: str) -> Callable[[int], subprocess.Popen[bytes]]:
     return start
 
 
+class Uncounted(Count):
+    def inc(self, amount: int = 1) -> None:
+        """What a server without metrics does."""
+
+
+class Unobserved(Distribution):
+    def observe(self, value: float) -> None:
+        """What a server without metrics does."""
+
+
+class NoMetrics(Metrics):
+    """For comparison: all series exist, and nothing that grows with tokens or steps is counted."""
+
+    def _make_token_series(self) -> None:
+        super()._make_token_series()
+        self.generated_tokens = Uncounted("generated", "")
+        self.itl = Unobserved("gaps", "", ())
+
+    def observe_step(self, stats: StepStats) -> None: ...
+    def observe_first_text(self, timings: Timings, request_id: str = "") -> None: ...
+    def observe_end(
+        self, timings: Timings, request_id: str = "", tpot_seconds: float | None = None
+    ) -> None: ...
+
+
 def main(step_seconds: str, flags: list[str]) -> int:
+    if flags[0] == UNWATCHED:
+        flags.pop(0)
+        app.Metrics = NoMetrics  # type: ignore[misc]
     settings = parse_settings(flags, {})
     configure_logging(settings.server.log_level, settings.server.log_format)
     with bind("127.0.0.1", settings.server.port) as listener:
