@@ -92,10 +92,18 @@ async def test_a_background_stream_goes_on_without_its_client_and_is_taken_up_ag
 
 @in_loop
 async def test_a_background_stream_is_the_same_to_who_began_it_and_who_came_late() -> None:
-    async with house(TextEngine(SCRIPTS, step_seconds=0.002), live=True) as server:
-        made = await ask(server, background=True, stream=True)
-        assert accumulated(made.text)["status"] == "completed"
-        assert (await again(server, id_of(made.text))).text == made.text
+    """While it is made, too: what goes to one must not be missing for the other."""
+    body = {"input": "greet", "background": True, "stream": True}
+    async with house(TextEngine(SCRIPTS, step_seconds=0.02), live=True) as server:
+        async with server.client.stream("POST", RESPONSES, json=body) as answer:
+            texts = answer.aiter_text()
+            text = await anext(texts)
+            late = asyncio.create_task(again(server, id_of(text.partition("\n\n")[0])))
+            async for more in texts:
+                text += more
+        assert accumulated(text)["status"] == "completed"
+        assert (await late).text == text
+        assert (await again(server, id_of(text))).text == text
 
 
 @in_loop
