@@ -48,6 +48,8 @@ def resolve_model(name: str | None) -> Path:
         if path.suffix != ".gguf":
             raise ModelFileError(f"{path}: neither a directory nor a .gguf file")
         return path
+    if path.exists():
+        raise ModelFileError(f"{path}: neither a directory nor a file")
     if path.suffix == ".gguf" or path.is_absolute() or name.startswith(("./", "../", "~")):
         raise ModelFileError(f"{path}: no such file or directory")
     return _download(name)

@@ -28,6 +28,21 @@ _EOS_KEYS = (
     "tokenizer.ggml.eot_token_id",
     "tokenizer.ggml.eom_token_id",
 )
+# What would change the answers if it were passed over, with the values that mean nothing special.
+_PLAIN: dict[str, tuple[object, ...]] = {
+    "general.type": ("model",),
+    "{name}.attention.causal": (True,),
+    "{name}.attention.scale": (0.0,),
+    "{name}.attention.clamp_kqv": (0.0,),
+    "{name}.attention.max_alibi_bias": (0.0,),
+    "{name}.attn_logit_softcapping": (0.0,),
+    "{name}.final_logit_softcapping": (0.0,),
+    "{name}.embedding_scale": (0.0, 1.0),
+    "{name}.residual_scale": (0.0, 1.0),
+    "{name}.logit_scale": (0.0, 1.0),
+    "{name}.pooling_type": (0,),
+    "{name}.use_parallel_residual": (False,),
+}
 
 
 def from_gguf(file: GGUFFile) -> ModelConfig:
@@ -84,6 +99,10 @@ def _refuse_unsupported(fields: Fields, name: str) -> None:
         raise fields.error(f"one of {shards!r:.20} shards: merge them into one file first")
     if fields.values.get(f"{name}.expert_count"):
         raise fields.error("mixture-of-experts models are not supported")
+    for key, plain in _PLAIN.items():
+        key = key.format(name=name)
+        if fields.values.get(key) not in (None, *plain):
+            raise fields.error(f"{key} is {fields.values[key]!r:.60}, which is not supported")
 
 
 def _same_in_all_layers(fields: Fields, key: str, default: int | None = None) -> int:

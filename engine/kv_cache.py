@@ -7,6 +7,7 @@ scheduler's business.
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def available_memory(device: torch.device) -> int:
     """Bytes that are free now: of the GPU, or of the machine's (or container's) RAM."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_available_ram(), _cgroup_headroom())
+    return min(_available_ram(), _cgroup_headroom(), _address_headroom())
 
 
 def _available_ram() -> int:
@@ -102,6 +103,16 @@ def _cgroup_headroom() -> int:
         return 1 << 62
     text = limit.read_text().strip()
     return 1 << 62 if text == "max" else max(0, int(text) - int(used.read_text()))
+
+
+def _address_headroom() -> int:
+    """What `ulimit -v` lets this process still map; without a limit, more than any machine has."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    statm = Path("/proc/self/statm")
+    if limit == resource.RLIM_INFINITY or not statm.exists():
+        return 1 << 62
+    mapped = int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return max(0, limit - mapped)
 
 
 def describe(config: KVShape, dtype: ElementSize, *, num_blocks: int, block_size: int) -> str:

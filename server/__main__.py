@@ -91,9 +91,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _open_standard_streams() -> None:
+    """Where one was closed (`2>&-`), the next socket would take its number, and get the log."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free, which is this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def _serve(parsed: argparse.Namespace) -> int:
     from server.config import ConfigError, read_settings
 
+    _open_standard_streams()
     try:
         settings = read_settings(parsed, os.environ)
     except ConfigError as error:

@@ -365,5 +365,7 @@ def _size_cache(
         )
         num_blocks = min(num_blocks, useful)
     max_model_len = min(max_model_len, num_blocks * config.block_size)
+    if max_model_len < 2:
+        raise ModelFileError("the KV memory holds one token; a prompt and its answer need two")
     capacity = KVCapacity(num_blocks, config.block_size, start.limits.max_running, max_model_len)
     return capacity, describe(model, dtype, num_blocks=num_blocks, block_size=config.block_size)

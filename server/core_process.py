@@ -68,10 +68,14 @@ def _serve(inbox: CoreInbox, outbox: EventOutbox, build: Build, clock: Callable[
     try:
         core = build(start, report)
         scheduler = Scheduler(core.engine.capacity, core.limits, core.policy)
-    except (ModelFileError, MemoryError) as error:
+    except ModelFileError as error:
         outbox.send(Failed(FailureKind.MODEL, _one_line(error)))
         return EXIT_MODEL
     except Exception as error:
+        if _is_out_of_memory(error):
+            hint = "lower --kv-memory, --max-running or --max-step-tokens, or allow more memory"
+            outbox.send(Failed(FailureKind.MODEL, f"{_one_line(error)}: {hint}"))
+            return EXIT_MODEL
         log.exception("the engine could not be built")
         outbox.send(Failed(FailureKind.ENGINE, _one_line(error)))
         return EXIT_ENGINE
@@ -100,6 +104,14 @@ def _serve(inbox: CoreInbox, outbox: EventOutbox, build: Build, clock: Callable[
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python, the kernels, and torch on either device each have an error of their own for it."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(
+        words in text for words in ("out of memory", "can't allocate memory")
+    )
 
 
 def _close(sock: socket.socket) -> None:

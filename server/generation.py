@@ -7,6 +7,7 @@ Owns the streams, the counting and the clock of one answer. Knows no JSON: what 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from server.grammar_text import Grammar
 from server.metrics import Metrics
 from server.reading import Reading
 from server.timings import RequestClock
+
+log = logging.getLogger("paceline")
 
 Emit = Callable[[int, Delta], Awaitable[None]]
 RETRY_AFTER_LOSS = 2.0  # seconds
@@ -212,6 +215,7 @@ class Generation:
             FinishReason.ABORT,
         ):
             if self._core.state is CoreState.READY:
+                log.error("request %s failed: %s", self._request_id, event.message)
                 raise GenerationFailed(f"The generation failed: {event.message}")
             raise Unavailable(
                 f"The generation was cut off: {event.message}",

@@ -155,7 +155,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "Limits of a request, in tokens": (
-        Option("max_model_len", _whole(1, _BILLION), "input and output; default: the model's"),
+        Option("max_model_len", _whole(2, _BILLION), "input and output; default: the model's"),
         Option("max_input_tokens", _whole(1, _BILLION), "longest prompt"),
         Option("max_output_tokens", _whole(1, _BILLION), "longest answer"),
     ),

@@ -25,7 +25,7 @@ from engine.default_model import resolve_model
 from engine.errors import ModelFileError
 from server.app import create_app
 from server.banner import LoadProgress, banner_console, print_banner, url_of
-from server.config import Settings
+from server.config import ConfigError, Settings
 from server.core_client import CoreClient
 from server.early_core import EarlyCore, Spawn, spawn_core
 from server.http_limits import LimitedProtocol
@@ -76,17 +76,19 @@ def serve(settings: Settings, early: EarlyCore | None = None) -> int:
     """Serves until it is told to stop; the exit code. Prints one line for what people cause."""
     try:
         return _serve(settings, early)
-    except (ModelFileError, CoreGaveUp, PortError) as error:
+    except (ConfigError, ModelFileError, CoreGaveUp, PortError) as error:
         console = Console(stderr=True)
         console.print(f"paceline: {error}", markup=False, highlight=False, soft_wrap=True)
         if isinstance(error, CoreGaveUp):
             return error.exit_code
-        return 1 if isinstance(error, PortError) else 2
+        return 2 if isinstance(error, ConfigError | ModelFileError) else 1
 
 
 def _serve(settings: Settings, early: EarlyCore | None) -> int:
     raise_descriptor_limit()
     path = resolve_model(settings.engine.model or None)
+    if not str(path).isprintable() and _is_no_text(str(path)):
+        raise ModelFileError(f"{path!a}: not a name in the encoding of this locale (LC_ALL)")
     name = settings.engine.served_model_name or model_name(settings.engine.model, path)
     engine = replace(settings.engine, model=str(path), served_model_name=name)
     with bind(settings.server.host, settings.server.port) as listener:
@@ -108,6 +110,15 @@ def live(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
+
+
+def _is_no_text(path: str) -> bool:
+    """Bytes of a file name that are no characters here come as lone surrogates."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def model_name(typed: str, path: Path) -> str:

@@ -34,6 +34,16 @@ def test_gguf_sizes_equal_those_of_the_model(tmp_path: Path) -> None:
     assert (config.vocab_size, config.num_layers, config.num_kv_heads) == (160, 2, 2)
 
 
+def test_gguf_values_that_say_nothing_special_are_read(tmp_path: Path) -> None:
+    read_gguf(
+        tmp_path / "a.gguf",
+        lambda w: w.add_type("model"),
+        lambda w: w.add_causal_attention(True),
+        lambda w: w.add_logit_scale(1.0),
+        lambda w: w.add_final_logit_softcapping(0.0),
+    )
+
+
 GGUF_REFUSED: dict[str, tuple[Any, str]] = {
     "scaling": (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "longrope"),
     "scaling without factor": (
@@ -47,6 +57,14 @@ GGUF_REFUSED: dict[str, tuple[Any, str]] = {
         lambda w: w.add_token_list([str(i) for i in range(161)]),
         "161 tokens",
     ),
+    "an adapter": (lambda w: w.add_type("adapter"), "general.type is 'adapter'"),
+    "logits scaled": (lambda w: w.add_logit_scale(0.5), "llama.logit_scale is 0.5"),
+    "logits capped": (
+        lambda w: w.add_final_logit_softcapping(30.0),
+        "llama.final_logit_softcapping is 30.0",
+    ),
+    "embeddings scaled": (lambda w: w.add_embedding_scale(12.0), "llama.embedding_scale"),
+    "sees what follows": (lambda w: w.add_causal_attention(False), "llama.attention.causal"),
     "key and value lengths": (lambda w: w.add_value_length(8), "value_length"),
     "partial rotation": (lambda w: w.add_rope_dimension_count(8), "rope.dimension_count"),
     "eos beyond the vocabulary": (

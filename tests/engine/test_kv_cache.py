@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from engine.kv_cache import (
     Int8KV,
     KVCache,
+    _address_headroom,
     available_memory,
     blocks_for,
     describe,
@@ -74,6 +76,18 @@ def test_scales_of_8_bit_kv_count() -> None:
 
 def test_available_memory_is_what_a_machine_may_have() -> None:
     assert 1 << 20 < available_memory(CPU) < 1 << 50
+
+
+def test_a_limit_of_the_address_space_is_a_limit_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `ulimit -v` sets it: else the pool is sized for the machine and can not be had."""
+    limit = 1 << 45
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
+    assert _address_headroom() < limit
+    assert _address_headroom() > 0
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (4096, 4096))
+    assert available_memory(CPU) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

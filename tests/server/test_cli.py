@@ -85,6 +85,44 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2() -> None:
     assert done.stderr == "paceline: PACELINE_PORT: 'eighty' is not a whole number\n"
 
 
+def test_a_data_folder_that_can_not_be_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = paceline("serve", "--port", "0", "--data-dir", str(tmp_path / "file"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("paceline: --data-dir ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_model_whose_name_is_no_text_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    """Of a file name in another encoding only bytes are known."""
+    path = os.fsencode(tmp_path) + b"/\xff.gguf"
+    Path(os.fsdecode(path)).write_bytes(b"GGUF")
+    done = paceline("serve", os.fsdecode(path), "--port", "0")
+    assert done.returncode == 2
+    assert "not a name" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_model_that_is_no_file_is_said_to_be_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    done = paceline("serve", str(tmp_path / "pipe.gguf"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "neither a directory nor a file" in done.stderr
+
+
+def test_a_closed_stderr_is_no_ones_socket() -> None:
+    """The first socket would become number 2, and the log would be written into it."""
+    program = (
+        "import os, socket, sys; os.close(2); sys.stderr = None; "
+        "from server.__main__ import _open_standard_streams as open_them; open_them(); "
+        "assert socket.socket().fileno() > 2; print('lost', file=sys.stderr); print('found')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "found\n")
+
+
 def test_a_port_in_use_is_one_line() -> None:
     with (
         bind("127.0.0.1", 0) as listener,

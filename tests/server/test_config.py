@@ -72,6 +72,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         (["--api-key", "ä"], "--api-key"),
         (["--api-key-file", "/nonexistent/keys"], "--api-key-file"),
         (["--config", "/nonexistent/file"], "--config"),
+        (["--max-model-len", "1"], "--max-model-len"),
         (["--max-model-len", "10", "--max-input-tokens", "11"], "--max-input-tokens"),
         (["--max-model-len", "10", "--max-output-tokens", "11"], "--max-output-tokens"),
     ],

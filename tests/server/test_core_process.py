@@ -240,6 +240,7 @@ def test_a_real_model_in_a_child_answers_and_survives_a_kill(tiny_model: Path) -
         ({"kv_dtype": "int8"}, "--kv-dtype int8: head_dim"),
         ({"kv_dtype": "int8", "cpu_kernels": "reference"}, "--kv-dtype int8 needs the native"),
         ({"model": "/nonexistent"}, "/nonexistent"),
+        ({"block_size": 1, "kv_memory": 1024}, "holds one token"),
     ],
 )
 def test_settings_that_can_not_work_end_in_one_line(

@@ -216,7 +216,7 @@ def test_the_port_answers_before_the_model_is_loaded() -> None:
 
 @pytest.mark.parametrize(
     ("how", "code", "line"),
-    [("bad model", 2, "this is no model"), ("broken build", 1, "out of memory")],
+    [("bad model", 2, "this is no model"), ("broken build", 1, "no kernels")],
 )
 def test_a_core_that_never_starts_ends_the_server_with_one_line(
     how: str, code: int, line: str

@@ -243,8 +243,8 @@ async def test_official_client_raises_on_an_error_event() -> None:
 
 
 @in_loop
-async def test_one_bad_row_fails_its_own_request_only() -> None:
-    """B136: the neighbour of a failing row goes on."""
+async def test_one_bad_row_fails_its_own_request_only(caplog: pytest.LogCaptureFixture) -> None:
+    """B136: the neighbour of a failing row goes on; the log has the reason."""
 
     class Picky(TextEngine):
         def submit(self, plan):  # type: ignore[no-untyped-def]
@@ -257,6 +257,8 @@ async def test_one_bad_row_fails_its_own_request_only() -> None:
         bad = await server.chat("bad")
         good = await server.chat("greet")
     assert bad.status_code == 500
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert line.startswith(f"request {bad.headers['x-request-id']} failed: ")
     assert bad.json()["error"]["code"] == "generation_failed"
     assert good.status_code == 200
 

@@ -159,9 +159,19 @@ def test_a_wrong_model_is_final_and_has_its_own_exit_code() -> None:
 def test_an_engine_that_can_not_be_built_is_final() -> None:
     async def test() -> None:
         async with supervised("broken build") as (_, _, task):
-            with pytest.raises(CoreGaveUp, match="out of memory") as end:
+            with pytest.raises(CoreGaveUp, match="no kernels") as end:
                 await task
             assert end.value.exit_code == 1
+
+    run(test)
+
+
+def test_a_model_too_large_for_the_memory_is_a_wrong_setting_and_says_which() -> None:
+    async def test() -> None:
+        async with supervised("no memory") as (_, _, task):
+            with pytest.raises(CoreGaveUp, match=r"out of memory.*: lower --kv-memory") as end:
+                await task
+            assert end.value.exit_code == 2
 
     run(test)
 

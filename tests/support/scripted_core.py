@@ -1,9 +1,9 @@
 """A core process with a scripted engine: real sockets, signals and deaths, no model.
 
 `spawn(how)` gives what a Supervisor calls instead of starting the real core. `how` is read in the
-child: "ready", "slow" (ready after 0.6 s), "bad model", "broken build", "dies" (ready, then exits),
-"steady" (steps of 40 ms, and KV for far fewer than may run), "long step" (ready, then steps of a
-minute).
+child: "ready", "slow" (ready after 0.6 s), "bad model", "broken build", "no memory", "dies" (ready,
+then exits), "steady" (steps of 40 ms, and KV for far fewer than may run), "long step" (ready, then
+steps of a minute).
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def run(how: str, arguments: list[str]) -> int:
         if how == "bad model":
             raise ModelFileError("tiny.gguf: this is no model")
         if how == "broken build":
-            raise RuntimeError("out of\nmemory")
+            raise RuntimeError("no\nkernels")
+        if how == "no memory":
+            raise RuntimeError("CUDA out of memory. Tried to allocate 9 GiB")
         if how == "dies":
             threading.Timer(0.05, lambda: os._exit(7)).start()
         capacity = replace(CAPACITY, num_slots=start.limits.max_running)
