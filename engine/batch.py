@@ -1,4 +1,4 @@
-"""Step plans as tensors: the slot tables and the flat batch that a step computes.
+"""Step plans as arrays: the slot tables and the flat batch that a step computes.
 
 Owns the token table and the block tables of the slots. Must not know models or sampling.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from engine.arrays import Array, Ints, to_device, zeros
 from scheduler.types import StepPlan
 
-Ints = NDArray[np.int64]
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +35,14 @@ class Batch:
     lengths: Ints  # [rows]
     offsets: Ints  # [rows + 1]
     block_tables: NDArray[np.int32]  # [rows, blocks], -1 = unused
-    token_ids: Tensor  # [tokens] int64
-    positions: Tensor  # [tokens] int64
-    kv_slots: Tensor  # [tokens] int64
+    token_ids: Array  # [tokens] int64
+    positions: Array  # [tokens] int64
+    kv_slots: Array  # [tokens] int64
 
     @property
     def ends(self) -> Ints:
         """[rows] the position after each row's last token, which is its length in KV."""
         return self.starts + self.lengths
-
-
-def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy of a host array as a device tensor; on cuda the copy does not block the host."""
-    tensor = torch.from_numpy(np.array(array, order="C"))
-    if device.type != "cuda":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class SlotTables:
@@ -60,14 +53,13 @@ class SlotTables:
     """
 
     def __init__(
-        self, *, num_slots: int, max_model_len: int, block_size: int, device: torch.device
+        self, *, num_slots: int, max_model_len: int, block_size: int, device: torch.device | None
     ) -> None:
         # One column more: the token sampled at the last position has a place, though none reads it.
-        self.token_table = torch.zeros(
-            (num_slots, max_model_len + 1), dtype=torch.int64, device=device
-        )
+        self.token_table = zeros((num_slots, max_model_len + 1), "int64", device)
         # The same memory for numpy, whose calls cost less.
-        self._host_table = self.token_table.numpy() if device.type == "cpu" else None
+        on_host = device is None or device.type == "cpu"
+        self._host_table = np.asarray(self.token_table) if on_host else None
         max_blocks = -(-max_model_len // block_size)
         self._block_tables = np.full((num_slots, max_blocks), -1, dtype=np.int32)
         self._block_size = block_size
@@ -118,18 +110,22 @@ class SlotTables:
 
     def _upload(
         self, slots: Ints, positions: Ints, kv_slots: Ints
-    ) -> tuple[Tensor, Sequence[Tensor]]:
+    ) -> tuple[Array, Sequence[Array]]:
         """The ids at positions of slots; positions and kv_slots on the device."""
+        if self._device is None:
+            return self.token_table[slots, positions], (positions, kv_slots)
         if self._host_table is not None:
+            import torch
+
             ids = torch.from_numpy(self._host_table[slots, positions])
             return ids, (torch.from_numpy(positions), torch.from_numpy(kv_slots))
         columns = to_device(np.stack((slots, positions, kv_slots)), self._device)
         return self.token_table[columns[0], columns[1]], columns[1:]
 
-    def write_tokens(self, slots: Ints, positions: Ints, token_ids: Tensor) -> None:
+    def write_tokens(self, slots: Ints, positions: Ints, token_ids: Array) -> None:
         """Set token_table[slots[i], positions[i]] = token_ids[i]; all [rows] int64."""
         if self._host_table is not None:
-            self._host_table[slots, positions] = token_ids.numpy()
+            self._host_table[slots, positions] = np.asarray(token_ids)
             return
         at = to_device(np.stack((slots, positions)), self._device)
         self.token_table[at[0], at[1]] = token_ids

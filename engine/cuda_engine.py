@@ -18,14 +18,14 @@ from engine.cuda_runner import CudaRunner
 from engine.grammar import GrammarCompiler
 from engine.kernels.triton.penalties import penalise
 from engine.kernels.triton.sampling import draw
-from engine.kv_cache import kv_bytes_per_token
+from engine.kv_memory import kv_bytes_per_token
 from engine.loading import LoadedModel
 from engine.torch_engine import TorchEngine
 from scheduler.types import KVCapacity
 
 
 class TritonSampling:
-    """Implements engine.sampler.SamplerKernels."""
+    """Implements engine.torch_sampling.SamplerKernels."""
 
     draw = staticmethod(draw)
     penalise = staticmethod(penalise)

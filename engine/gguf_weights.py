@@ -6,17 +6,18 @@ Owns GGUF's tensor names and the order of its q and k rows. It must not know the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from engine.errors import ModelFileError
 from engine.gguf_config import ROPE_FREQS
-from engine.gguf_file import GGUFFile
+from engine.gguf_file import GGMLType, GGUFFile
 from engine.model_config import GGUF_ARCHITECTURES, ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -62,19 +63,32 @@ class GGUFWeights:
 
     def read(self, name: str) -> Tensor:
         """Float32, in a memory of its own."""
+        import torch
+
+        return torch.from_numpy(self.array(name))
+
+    def array(self, name: str) -> NDArray[np.float32]:
+        """The same without torch."""
         stored = self._stored_names[name]
         tensor = self._file.tensors[stored]
+        values = self._values(stored)
+        values = np.array(values, np.float32, copy=values.base is not None).reshape(tensor.shape)
+        ordered: NDArray[np.float32] = self._unpermuted(name, values)
+        return ordered
+
+    def _values(self, stored: str) -> Any:
+        kind, data = self._file.tensors[stored].type, self._file.data(stored)
+        if kind is GGMLType.F32:
+            return data.view("<f4")
+        import gguf  # not cheap, and norms are F32 nearly everywhere
+
         try:
-            values = gguf.dequantize(
-                self._file.data(stored), gguf.GGMLQuantizationType(tensor.type.value)
-            )
+            return gguf.dequantize(data, gguf.GGMLQuantizationType(kind.value))
         except NotImplementedError:
             raise ModelFileError(
-                f"{self.description}: tensor {stored!r:.80} has type {tensor.type.name}, "
+                f"{self.description}: tensor {stored!r:.80} has type {kind.name}, "
                 "which cannot be dequantised"
             ) from None
-        values = np.array(values, np.float32, copy=values.base is not None).reshape(tensor.shape)
-        return torch.from_numpy(self._unpermuted(name, values))
 
     def _unpermuted(self, name: str, values: Any) -> Any:
         if self._permuted and ".self_attn.q_proj." in name:

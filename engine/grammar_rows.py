@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from engine.batch import Ints, to_device
+from engine.arrays import Array, Ints, to_device, to_host
 from engine.grammar import (
     GrammarCompiler,
     GrammarError,
@@ -24,6 +23,9 @@ from engine.grammar import (
     num_words,
 )
 from scheduler.types import Admission
+
+if TYPE_CHECKING:
+    import torch
 
 # The bits of -inf as float32: everything above the mantissa.
 _MINUS_INFINITY = np.int32(-(1 << 23))
@@ -38,7 +40,7 @@ class GrammarStep:
     """
 
     states: dict[int, GrammarState]
-    token_ids: Tensor  # [sampled rows] int64, on its way to the host
+    token_ids: Array  # [sampled rows] int64, on its way to the host
     arrived: torch.cuda.Event | None
     errors: dict[int, str] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)
@@ -67,7 +69,7 @@ class GrammarStep:
 class GrammarRows:
     """By slot; a sequence without a grammar costs nothing here."""
 
-    def __init__(self, compiler: GrammarCompiler | None, device: torch.device) -> None:
+    def __init__(self, compiler: GrammarCompiler | None, device: torch.device | None) -> None:
         self._compiler = compiler
         self._device = device
         self._states: dict[int, GrammarState] = {}
@@ -92,7 +94,7 @@ class GrammarRows:
         return ""
 
     def mask(
-        self, logits: Tensor, slots: Ints, unwanted: dict[int, Ints]
+        self, logits: Array, slots: Ints, unwanted: dict[int, Ints]
     ) -> tuple[dict[int, GrammarState], dict[int, str]]:
         """Sets what may not come to -inf in logits [rows, vocab]; the states and faults by row.
 
@@ -130,21 +132,22 @@ class GrammarRows:
             if row in errors:
                 allowed[:] = _ALL  # it ends with its error, whatever it samples
         width = min(32 * words.shape[1], logits.shape[1])
-        logits[low:high, :width].add_(to_device(_biases(words), self._device)[:, :width])
+        logits[low:high, :width] += to_device(_biases(words), self._device)[:, :width]
         if width < logits.shape[1]:
-            logits[[row for row, _ in rows], width:] = -torch.inf
+            logits[[row for row, _ in rows], width:] = -np.inf
         return dict(rows), errors
 
     def watch(
-        self, states: dict[int, GrammarState], errors: dict[int, str], token_ids: Tensor
+        self, states: dict[int, GrammarState], errors: dict[int, str], token_ids: Array
     ) -> GrammarStep | None:
         """After sampling: token_ids [sampled rows] int64 on the device."""
         if not states:
             return None
         arrived = None
-        if token_ids.device.type == "cuda":
-            host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
-            token_ids = host.copy_(token_ids, non_blocking=True)
+        if self._device is not None and self._device.type == "cuda":
+            import torch
+
+            token_ids = to_host(token_ids)
             arrived = torch.cuda.Event()
             arrived.record()
         self._last = GrammarStep(states, token_ids, arrived, errors)

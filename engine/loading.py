@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from engine.decoder import Decoder
 from engine.errors import ModelFileError
 from engine.gguf_config import from_gguf
 from engine.gguf_file import open_gguf
-from engine.gguf_weights import GGUFWeights
 from engine.huggingface_config import from_huggingface
 from engine.model_config import ModelConfig
-from engine.safetensors_files import SafetensorsWeights
-from engine.weights import LoadOptions, Progress, WeightSource, load_decoder
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.decoder import Decoder
+    from engine.weights import Progress, WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class LoadedModel:
 
 
 def load_config(path: Path) -> ModelConfig:
-    """The config alone, without reading weights. Raises ModelFileError."""
+    """The config alone, without reading weights, nor importing torch. Raises ModelFileError."""
     return from_huggingface(path) if path.is_dir() else from_gguf(open_gguf(path))
 
 
@@ -48,6 +49,10 @@ def load_model(
     `max_model_len` is the longest sequence to be served (default: the model's context length).
     Raises ModelFileError, one line, for anything wrong with the files.
     """
+    from engine.gguf_weights import GGUFWeights
+    from engine.safetensors_files import SafetensorsWeights
+    from engine.weights import LoadOptions, load_decoder
+
     source: WeightSource
     if path.is_dir():
         config = from_huggingface(path)

@@ -1,17 +1,20 @@
 """Log-probabilities of chosen tokens with the best alternatives, in bounded memory.
 
 Works on rows of logits; must not know what the rows are for. Also owns the ranking rule that the
-sampler shares: by logit, and equal logits by the lower id.
+sampler shares: by logit, and equal logits by the lower id. What makes them of logits is torch; the
+kernels of the CPU do the same on host arrays (engine.native_sampling).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from engine.arrays import Array, concatenated
 from scheduler.types import TokenLogprobs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Logits that exist at once while prompt log-probabilities are computed: 64 MiB of float32.
 MAX_LOGITS = 1 << 24
@@ -23,16 +26,16 @@ ID_MASK = (1 << 32) - 1
 class Logprobs:
     """Of some rows, on one device."""
 
-    chosen: Tensor  # [rows] float32
-    top: Tensor  # [rows, k] float32, best first
-    top_ids: Tensor  # [rows, k] int64
+    chosen: Array  # [rows] float32
+    top: Array  # [rows, k] float32, best first
+    top_ids: Array  # [rows, k] int64
 
     @classmethod
     def of(cls, logits: Tensor, token_ids: Tensor, *, num_top: int) -> Logprobs:
         """Natural logs of softmax(logits [rows, vocab] float32) at token_ids [rows] int64."""
         peak = logits.amax(1, keepdim=True)
         total = row_sums((logits - peak).exp_())[:, None]
-        normaliser = peak + total.log().to(torch.float32)
+        normaliser = peak + total.log().float()
         num_top = min(num_top, logits.shape[1])
         if num_top:
             top_ids = ranked_ids(logits, num_top)
@@ -47,9 +50,9 @@ class Logprobs:
     @classmethod
     def joined(cls, parts: list[Logprobs]) -> Logprobs:
         return cls(
-            chosen=torch.cat([part.chosen for part in parts]),
-            top=torch.cat([part.top for part in parts]),
-            top_ids=torch.cat([part.top_ids for part in parts]),
+            chosen=concatenated([part.chosen for part in parts]),
+            top=concatenated([part.top for part in parts]),
+            top_ids=concatenated([part.top_ids for part in parts]),
         )
 
 
@@ -59,6 +62,8 @@ def ranked_ids(logits: Tensor, num_top: int) -> Tensor:
     One int64 key a token, unique in its row, so that no sort needs to be stable: the float's bits
     in an order that integers share, above the complement of the id.
     """
+    import torch
+
     bits = (logits + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, its equal
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
     ids = torch.arange(logits.shape[1], device=logits.device)
@@ -72,6 +77,8 @@ def row_sums(values: Tensor) -> Tensor:
 
     A plain sum of a single long row is split among threads; sums of SUM_WIDTH columns are not.
     """
+    import torch
+
     whole = values.shape[1] // SUM_WIDTH * SUM_WIDTH
     rest = values[:, whole:].sum(1, dtype=torch.float64)
     if not whole:

@@ -19,8 +19,8 @@ from engine.kernels.cpu import library
 from engine.kernels.cpu.library import KernelError, check
 from engine.model_config import ModelConfig
 from engine.native_weights import Matrix
-from engine.rope import rope_tables
-from engine.weights import EMBEDDING, HEAD, NORM, parameter_shapes
+from engine.parameters import EMBEDDING, HEAD, NORM, parameter_shapes
+from engine.rope_tables import rope_tables
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -160,7 +160,7 @@ class NativeModel:
     def _create(self, weights: Matrices) -> int:
         config, options = self.config, self.options
         cos, sin = (
-            np.ascontiguousarray(table.numpy())
+            np.ascontiguousarray(table)
             for table in rope_tables(config.rope, config.head_dim, options.max_model_len)
         )
         packed = library.Config(

@@ -1,7 +1,7 @@
-"""The native CPU kernels as the ModelRunner of a TorchEngine.
+"""The native CPU kernels as an engine: the runner of their model, and their sampling.
 
-Owns the loading of weights in the kernels' form and the arrays between torch and the kernels. It
-must not know sampling or scheduling.
+Owns the loading of weights in the kernels' form. It must not know scheduling, nor torch, which only
+weights in safetensors files need.
 """
 
 from __future__ import annotations
@@ -11,25 +11,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from engine.batch import Batch
 from engine.gguf_file import open_gguf
+from engine.gguf_weights import GGUFWeights
+from engine.grammar import GrammarCompiler
 from engine.loading import load_config
 from engine.model_config import ModelConfig
 from engine.native_cpu import Matrices, NativeModel, NativeOptions
 from engine.native_sampling import NativeChooser
 from engine.native_weights import GGUFMatrices, TensorMatrices
-from engine.safetensors_files import SafetensorsWeights
+from engine.parameters import check_names
+from engine.step_engine import StepEngine
+from scheduler.types import KVCapacity
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class NativeFile:
-    """Where a NativeModel's weights come from; `config` is what a TorchEngine asks of a model."""
+    """Where a NativeModel's weights come from. `warnings` are lines for the operator."""
 
     config: ModelConfig
     weights: Matrices
+    warnings: tuple[str, ...] = ()
 
 
 def open_native(path: Path, *, quantise: bool = False) -> NativeFile:
@@ -39,8 +45,14 @@ def open_native(path: Path, *, quantise: bool = False) -> NativeFile:
     """
     config = load_config(path)
     if path.is_dir():
-        return NativeFile(config, TensorMatrices(SafetensorsWeights(path), quantise=quantise))
-    return NativeFile(config, GGUFMatrices(open_gguf(path), config, quantise=quantise))
+        from engine.safetensors_files import SafetensorsWeights
+
+        source = SafetensorsWeights(path)
+        warnings = tuple(check_names(config, source))
+        return NativeFile(config, TensorMatrices(source, quantise=quantise), warnings)
+    file = open_gguf(path)
+    warnings = tuple(check_names(config, GGUFWeights(file, config)))
+    return NativeFile(config, GGUFMatrices(file, config, quantise=quantise), warnings)
 
 
 def load_native(file: NativeFile, options: NativeOptions) -> NativeRunner:
@@ -48,11 +60,31 @@ def load_native(file: NativeFile, options: NativeOptions) -> NativeRunner:
     return NativeRunner(NativeModel(file.config, file.weights, options))
 
 
+def native_engine(
+    runner: NativeRunner,
+    *,
+    capacity: KVCapacity,
+    vocab_limit: int | None = None,
+    grammars: GrammarCompiler | None = None,
+) -> StepEngine:
+    """`capacity` is that of the runner's options; the rest as in StepEngine."""
+    return StepEngine(
+        runner,
+        runner.chooser,
+        vocab_size=runner.config.vocab_size,
+        device=None,
+        capacity=capacity,
+        vocab_limit=vocab_limit,
+        grammars=grammars,
+    )
+
+
 class NativeRunner:
-    """Implements engine.torch_engine.ModelRunner."""
+    """Implements engine.step_engine.ModelRunner on host arrays."""
 
     def __init__(self, model: NativeModel) -> None:
         self._model = model
+        self.config = model.config
         self.chooser = NativeChooser(model.choose)  # for the sampler; on the model's threads
 
     def kernel_seconds(self) -> dict[str, float]:
@@ -62,19 +94,18 @@ class NativeRunner:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._model.copy_blocks(pairs)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Floats:
         """Stores the KV of all tokens; [tokens, hidden], valid until the next step."""
-        hidden = self._model.forward(
-            token_ids=batch.token_ids.numpy().astype(np.int32),
-            positions=batch.positions.numpy().astype(np.int32),
+        return self._model.forward(
+            token_ids=batch.token_ids.astype(np.int32),
+            positions=batch.positions.astype(np.int32),
             row_starts=batch.offsets.astype(np.int32),
             block_tables=batch.block_tables,
         )
-        return torch.from_numpy(hidden)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Floats) -> Floats:
         """[rows, hidden] -> [rows, vocab_size] float32, which the caller may overwrite.
 
         They are valid until the next call.
         """
-        return torch.from_numpy(self._model.logits(hidden.numpy()))
+        return self._model.logits(hidden)

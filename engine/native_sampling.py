@@ -1,7 +1,7 @@
-"""The CPU kernels' choice of tokens behind the sampler: whole rows chosen and scored in one call.
+"""The sampler's arithmetic on host arrays: whole rows chosen and scored in one call of the kernels.
 
-Owns the arrays of such a call. Must not know slots, penalties or models; the rules of a choice are
-engine.draw's, and the kernels read its parameters where the sampler keeps them.
+Owns the arrays of such a call, and penalties in numpy. Must not know slots or models; the rules of
+a choice are engine.draw's, and the kernels read its parameters where the sampler keeps them.
 """
 
 from __future__ import annotations
@@ -11,78 +11,103 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from engine.batch import Ints
+from engine.arrays import Ints
 from engine.kernels.cpu.library import Choice as Call
 from engine.kernels.cpu.library import check
 from engine.logprobs import Logprobs
 from engine.sampler import SLOT_COLUMNS, Choice
 
+Floats = NDArray[np.float32]
+
 
 class NativeChooser:
-    """Implements engine.sampler.Chooser for logits on the CPU."""
+    """Implements engine.sampler.Chooser for host arrays."""
 
     def __init__(self, kernel: Callable[[Call], None]) -> None:
         """`kernel` raises KernelError."""
         self._kernel = kernel
 
-    def choose(self, logits: Tensor, columns: NDArray[np.void], indices: Ints) -> Choice:
+    def penalise(
+        self,
+        logits: Floats,
+        token_table: Ints,
+        columns: NDArray[np.void],
+        *,
+        rows: Ints,
+        slots: Ints,
+        lengths: Ints,
+    ) -> None:
+        for row, slot, length, of in zip(
+            rows.tolist(), slots.tolist(), lengths.tolist(), columns, strict=True
+        ):
+            scores, tokens = logits[row], token_table[slot, :length]
+            known = np.unique(tokens)
+            known = known[known < len(scores)]
+            old = scores[known]
+            scores[known] = np.where(old > 0, old / of["repetition"], old * of["repetition"])
+            ids, counts = np.unique(tokens[of["num_prompt_tokens"] :], return_counts=True)
+            ids, counts = ids[ids < len(scores)], counts[ids < len(scores)]
+            scores[ids] -= of["frequency"] * counts.astype(np.float32)
+            scores[ids] -= of["presence"]
+
+    def choose(self, logits: Floats, columns: NDArray[np.void], indices: Ints) -> Choice:
         num_logprobs = columns["num_logprobs"].tolist()
         token_ids, peaks, logprobs = self._run(logits, columns, max(num_logprobs), indices=indices)
         if logprobs is not None and min(num_logprobs) < 0:
-            rows = torch.from_numpy(np.flatnonzero(columns["num_logprobs"] >= 0))
+            rows = np.flatnonzero(columns["num_logprobs"] >= 0)
             logprobs = Logprobs(logprobs.chosen[rows], logprobs.top[rows], logprobs.top_ids[rows])
         return Choice(token_ids, peaks, logprobs)
 
-    def logprobs(self, logits: Tensor, token_ids: Tensor, *, num_top: int) -> Logprobs:
+    def logprobs(self, logits: Floats, token_ids: Ints, *, num_top: int) -> Logprobs:
         """engine.logprobs.Logprobs.of, of logits [rows, vocab] and token_ids [rows]."""
         columns = np.zeros(len(logits), dtype=SLOT_COLUMNS)
         columns["num_logprobs"] = num_top
-        logprobs = self._run(logits, columns, num_top, given=token_ids.contiguous())[2]
+        logprobs = self._run(logits, columns, num_top, given=np.ascontiguousarray(token_ids))[2]
         assert logprobs is not None
         return logprobs
 
     def _run(
         self,
-        logits: Tensor,
+        logits: Floats,
         columns: NDArray[Any],
         num_top: int,
         *,
         indices: Ints | None = None,
-        given: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Logprobs | None]:
+        given: Ints | None = None,
+    ) -> tuple[Ints, Floats, Logprobs | None]:
         num_rows, vocab = logits.shape
-        stride, step = logits.stride()
+        stride, step = (size // 4 for size in logits.strides)
         assert step == 1
-        assert logits.dtype is torch.float32
+        assert logits.dtype == np.float32
         max_top = min(max(num_top, 0), vocab)
-        token_ids = torch.empty(num_rows, dtype=torch.int64)
-        peaks = torch.empty(num_rows)
+        token_ids = np.empty(num_rows, dtype=np.int64)
+        peaks = np.empty(num_rows, dtype=np.float32)
         logprobs = None
         if num_top >= 0:
             logprobs = Logprobs(
-                chosen=torch.empty(num_rows),
-                top=torch.empty((num_rows, max_top)),
-                top_ids=torch.empty((num_rows, max_top), dtype=torch.int64),
+                chosen=np.empty(num_rows, dtype=np.float32),
+                top=np.empty((num_rows, max_top), dtype=np.float32),
+                top_ids=np.empty((num_rows, max_top), dtype=np.int64),
             )
+        if indices is not None:
+            indices = np.ascontiguousarray(indices)
         self._kernel(
             Call(
-                logits=logits.data_ptr(),
+                logits=logits.ctypes.data,
                 stride=stride,
                 rows=num_rows,
                 vocab=vocab,
                 parameters=columns.ctypes.data,
                 parameter_bytes=columns.strides[0],
-                indices=None if indices is None else np.ascontiguousarray(indices).ctypes.data,
-                given=None if given is None else given.data_ptr(),
-                tokens=token_ids.data_ptr(),
-                peaks=peaks.data_ptr(),
-                logprobs=None if logprobs is None else logprobs.chosen.data_ptr(),
-                top=None if logprobs is None else logprobs.top.data_ptr(),
-                top_ids=None if logprobs is None else logprobs.top_ids.data_ptr(),
+                indices=None if indices is None else indices.ctypes.data,
+                given=None if given is None else given.ctypes.data,
+                tokens=token_ids.ctypes.data,
+                peaks=peaks.ctypes.data,
+                logprobs=None if logprobs is None else logprobs.chosen.ctypes.data,
+                top=None if logprobs is None else logprobs.top.ctypes.data,
+                top_ids=None if logprobs is None else logprobs.top_ids.ctypes.data,
                 max_top=max_top,
             )
         )

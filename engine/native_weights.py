@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from engine.gguf_file import GGMLType, GGUFFile
 from engine.gguf_weights import GGUFWeights, huggingface_name, unpermute
 from engine.model_config import GGUF_ARCHITECTURES, ModelConfig
-from engine.weights import WeightSource, parameter_shapes
+from engine.parameters import parameter_shapes
+
+if TYPE_CHECKING:
+    from engine.weights import WeightSource
 
 Bytes = NDArray[np.uint8]
 
@@ -31,7 +32,7 @@ _PACKED = {
     GGMLType.Q8_0: "Q8_0",
 }
 _FLOAT = {GGMLType.F32: "F32", GGMLType.F16: "F16", GGMLType.BF16: "BF16"}
-_TORCH_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_TORCH_KINDS = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class GGUFMatrices:
         )
 
     def vector(self, name: str) -> NDArray[np.float32]:
-        return np.ascontiguousarray(self._floats.read(name).numpy(), dtype=np.float32)
+        return np.ascontiguousarray(self._floats.array(name))
 
     def kind(self, name: str) -> str:
         stored = self._file.tensors[self._stored[name]].type
@@ -71,7 +72,7 @@ class GGUFMatrices:
         stored = self._stored[name]
         kind = self.kind(name)
         if kind == "Q8_0" and self._file.tensors[stored].type is not GGMLType.Q8_0:
-            return q8_0(self._floats.read(name).numpy())
+            return q8_0(self._floats.array(name))
         rows = self._file.data(stored)
         if self._file.tensors[stored].type is GGMLType.Q4_K:
             rows = q4_1_from_q4_k(rows)
@@ -88,15 +89,17 @@ class GGUFMatrices:
 
 
 class TensorMatrices:
-    """The matrices of any other source, as they are or rounded to 8 bits."""
+    """The matrices of any other source, as they are or rounded to 8 bits; needs torch."""
 
     def __init__(self, source: WeightSource, *, quantise: bool):
         self._source = source
         self.quantised = quantise
+        import torch
+
         kinds = {source.read(name).dtype for name in _matrix_names(source)}
         # one type a model: the kernels take any, but a step's activations are of one form
         self._dtype = kinds.pop() if len(kinds) == 1 else torch.float32
-        if self._dtype not in _TORCH_KINDS:
+        if str(self._dtype) not in _TORCH_KINDS:
             self._dtype = torch.float32
 
     def vector(self, name: str) -> NDArray[np.float32]:
@@ -105,12 +108,14 @@ class TensorMatrices:
     def kind(self, name: str) -> str:
         """The same for every matrix."""
         del name
-        return "Q8_0" if self.quantised else _TORCH_KINDS[self._dtype]
+        return "Q8_0" if self.quantised else _TORCH_KINDS[str(self._dtype)]
 
     def matrix(self, name: str) -> Matrix:
         tensor = self._source.read(name)
         if self.quantised:
             return q8_0(tensor.float().numpy())
+        import torch
+
         rows = tensor.to(self._dtype).contiguous().view(torch.uint8)
         return Matrix(self.kind(name), rows.numpy())
 
@@ -121,6 +126,8 @@ def _matrix_names(source: WeightSource) -> Iterator[str]:
 
 def q8_0(values: NDArray[np.float32]) -> Matrix:
     """Round a matrix [outputs, inputs] to 8 bits, a scale for each 32 values of a row."""
+    import gguf
+
     return Matrix("Q8_0", gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0))
 
 

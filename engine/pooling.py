@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from engine.batch import Batch, Ints
+from engine.arrays import Array, Ints, column_sums, stacked
+from engine.batch import Batch
 from scheduler.types import Admission, Pooling
 
 
@@ -20,14 +18,14 @@ class PooledPrompts:
     """vectors[i] [hidden] float32 belongs to row rows[i] of the step."""
 
     rows: tuple[int, ...]
-    vectors: Tensor
+    vectors: Array
 
 
 @dataclass(slots=True)
 class _Prompt:
     pooling: Pooling
     num_tokens: int
-    total: Tensor | None = None  # [hidden] float64: of the positions so far
+    total: Array = None  # [hidden] float64: of the positions so far
 
 
 class Pooler:
@@ -51,7 +49,7 @@ class Pooler:
         batch: Batch,
         slots: Ints,
         sampled: Ints,
-        hidden: Tensor,  # [tokens, hidden]
+        hidden: Array,  # [tokens, hidden]
     ) -> PooledPrompts | None:
         """The prompts that end in this step, at rows that sample; None if there is none."""
         if not self._prompts:
@@ -66,7 +64,7 @@ class Pooler:
             length = min(int(batch.lengths[row]), prompt.num_tokens - start)
             states = hidden[begin : begin + length]
             if prompt.pooling is Pooling.MEAN:
-                total = states.sum(0, dtype=torch.float64)
+                total = column_sums(states)
                 prompt.total = total if prompt.total is None else prompt.total + total
             if row not in ending:
                 continue
@@ -74,6 +72,6 @@ class Pooler:
             if prompt.total is not None:
                 vector = prompt.total / prompt.num_tokens
             rows.append(row)
-            vectors.append(vector.to(torch.float32))
+            vectors.append(vector)
             del self._prompts[slot]
-        return PooledPrompts(tuple(rows), torch.stack(vectors)) if rows else None
+        return PooledPrompts(tuple(rows), stacked(vectors)) if rows else None

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from engine.batch import Batch, Ints, to_device
+from engine.arrays import Array, Ints, to_device
+from engine.batch import Batch
 from engine.logprobs import MAX_LOGITS, Logprobs
 from scheduler.types import Admission
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class ScoredPrompts:
     rows: tuple[int, ...]
     counts: tuple[int, ...]
     num_top: tuple[int, ...]  # alternatives wanted by each row
-    token_ids: Tensor  # [positions] int64: the prompt tokens whose probabilities these are
+    token_ids: Array  # [positions] int64: the prompt tokens whose probabilities these are
     logprobs: Logprobs
 
 
@@ -38,7 +41,7 @@ class PromptScorer:
         num_slots: int,
         vocab_size: int,
         vocab_limit: int,
-        device: torch.device,
+        device: torch.device | None,
         logprobs: Callable[..., Logprobs],
     ) -> None:
         """Ids from `vocab_limit` on are padding and have no probability.
@@ -65,9 +68,9 @@ class PromptScorer:
         batch: Batch,
         slots: Ints,
         *,
-        hidden: Tensor,  # [tokens, hidden]
-        logits: Callable[[Tensor], Tensor],  # [rows, hidden] -> [rows, vocab] float32
-        token_table: Tensor,
+        hidden: Array,  # [tokens, hidden]
+        logits: Callable[[Array], Array],  # [rows, hidden] -> [rows, vocab] float32
+        token_table: Array,
     ) -> ScoredPrompts | None:
         """One entry for each position p of a row with p + 1 inside the prompt; None if no row."""
         if not self._wanted:
@@ -87,12 +90,11 @@ class PromptScorer:
         num_top = self._num_top[slots[rows]]
         most = min(int(num_top.max()), self._vocab_limit)
         parts = []
-        for part, of_part in zip(
-            tokens.split(self._slice), targets.split(self._slice), strict=True
-        ):
-            scores = logits(hidden[part])
-            scores[:, self._vocab_limit :] = -torch.inf
-            parts.append(self._logprobs(scores, of_part, num_top=most))
+        for begin in range(0, len(tokens), self._slice):
+            part = slice(begin, begin + self._slice)
+            scores = logits(hidden[tokens[part]])
+            scores[:, self._vocab_limit :] = -np.inf
+            parts.append(self._logprobs(scores, targets[part], num_top=most))
         return ScoredPrompts(
             rows=tuple(rows.tolist()),
             counts=tuple(counts.tolist()),

@@ -1,81 +1,26 @@
-"""Rotary position embedding: frequencies of every scaling type, cos/sin tables, rotation.
+"""Rotary position embedding in torch: engine.rope_tables as tensors, and the rotation.
 
-Pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints. It must not know sequences: what
-a position gets depends on that position and on constants of the server only. So `dynamic`, which
-the reference recomputes from the longest sequence of a batch, is here computed once for the
-longest sequence that the server admits (at least max_position_embeddings); the two agree when a
-sequence has that length, and whenever the server admits no more than max_position_embeddings.
+Pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints. It must not know sequences.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from engine import rope_tables as host
 from engine.model_config import RopeConfig
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
     """cos and sin for positions 0 .. num_positions - 1: float32 [num_positions, head_dim / 2]."""
-    frequencies = inverse_frequencies(rope, head_dim, num_positions)
-    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+    cos, sin = host.rope_tables(rope, head_dim, num_positions)
+    return torch.from_numpy(cos), torch.from_numpy(sin)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
     """Radians a position: float32 [head_dim / 2]. num_positions matters to `dynamic` only."""
-    theta = rope.theta
-    if rope.type == "dynamic":
-        theta = _dynamic_theta(rope, head_dim, num_positions)
-    periods = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    frequencies = 1.0 / periods
-    if rope.type == "linear":
-        frequencies = frequencies / rope.factor
-    elif rope.type == "llama3":
-        frequencies = _llama3(rope, frequencies)
-    elif rope.type == "yarn":
-        frequencies = _yarn(rope, head_dim, periods)
-    if rope.frequency_factors:
-        frequencies = frequencies / torch.tensor(rope.frequency_factors, dtype=torch.float32)
-    return frequencies
-
-
-def _dynamic_theta(rope: RopeConfig, head_dim: int, num_positions: int) -> float:
-    """NTK-aware base (bloc97 and emozilla) for sequences of num_positions."""
-    original = rope.original_max_position_embeddings
-    growth = rope.factor * max(num_positions, original) / original - (rope.factor - 1)
-    return rope.theta * growth ** (head_dim / (head_dim - 2))
-
-
-def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
-    """Llama 3.1: long waves are stretched by `factor`, short ones kept, a ramp between."""
-    length = rope.original_max_position_embeddings
-    wavelengths = 2 * math.pi / frequencies
-    ramp = (length / wavelengths - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
-    ramp = ramp.clamp(0, 1)
-    return (1 - ramp) * frequencies / rope.factor + ramp * frequencies
-
-
-def _yarn(rope: RopeConfig, head_dim: int, periods: Tensor) -> Tensor:
-    """YaRN (arXiv 2309.00071): a ramp over dimensions from extrapolation to interpolation."""
-
-    def dimension(rotations: float) -> float:
-        turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
-        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
-
-    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    if low == high:
-        high += 0.001
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
-    ramp = ramp.clamp(0, 1)
-    return ramp / (rope.factor * periods) + (1 - ramp) / periods
+    return torch.from_numpy(host.inverse_frequencies(rope, head_dim, num_positions))
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

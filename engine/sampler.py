@@ -2,28 +2,29 @@
 
 Owns the table of sampling parameters by slot. Steps, in this order: repetition penalty, presence
 and frequency penalties, logit_bias, token rules, stop ids before min_tokens, the grammar; then
-log-probabilities, and greedy choice or a draw (engine.draw). Rows that need none of it cost one
-argmax. Must not know models or KV.
+log-probabilities, and greedy choice or a draw. Rows that need none of it cost one argmax. The
+arithmetic on whole rows is a Chooser's: engine.torch_sampling, or engine.native_sampling for host
+arrays. Must not know models or KV.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from engine.batch import Ints, to_device
-from engine.draw import Filters, draw_from_all, draw_from_best, weights_of
+from engine.arrays import Array, Ints, to_device
 from engine.grammar import GrammarCompiler, GrammarState
 from engine.grammar_rows import GrammarRows, GrammarStep, unwanted_by_row
-from engine.logprobs import MAX_LOGITS, Logprobs
-from engine.random import signed64, uniform
+from engine.logprobs import Logprobs
+from engine.random import signed64
 from engine.token_rules import TokenRules
 from scheduler.types import Admission, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
 
 # Below it a draw is greedy: a logit that is 0.02 behind would come up once in 10^9 draws.
 MIN_TEMPERATURE = 1e-3
@@ -53,10 +54,10 @@ SLOT_COLUMNS = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What a step sampled; tensors are on the device."""
+    """What a step sampled; arrays are on the device."""
 
-    token_ids: Tensor  # [rows] int64
-    peaks: Tensor  # [rows] float32: the best logit; not finite where the row is broken
+    token_ids: Array  # [rows] int64
+    peaks: Array  # [rows] float32: the best logit; not finite where the row is broken
     logprob_rows: tuple[int, ...] = ()
     num_top: tuple[int, ...] = ()  # alternatives wanted by each of logprob_rows
     logprobs: Logprobs | None = None  # of logprob_rows
@@ -67,64 +68,48 @@ class Samples:
 class Choice:
     """Tokens of all rows; `logprobs` of the rows that want them, in order, or None."""
 
-    token_ids: Tensor  # [rows] int64
-    peaks: Tensor  # [rows] float32: the best logit; not finite where the row is broken
+    token_ids: Array  # [rows] int64
+    peaks: Array  # [rows] float32: the best logit; not finite where the row is broken
     logprobs: Logprobs | None
 
 
 class Chooser(Protocol):
-    """Another form of the last part of the sampler: from final logits to tokens and their scores.
+    """The sampler's arithmetic on rows of logits [rows, vocab_limit] float32.
 
-    With the same rules as engine.draw and engine.logprobs.
+    The rules of a choice are engine.draw's and engine.logprobs', whoever computes it.
     """
-
-    def choose(self, logits: Tensor, columns: NDArray[np.void], indices: Ints) -> Choice:
-        """For logits [rows, vocab_limit] float32 with the parameters `columns` [rows].
-
-        `indices` [rows]: how many tokens each sequence has generated before.
-        """
-        ...
-
-    def logprobs(self, logits: Tensor, token_ids: Tensor, *, num_top: int) -> Logprobs:
-        """Logprobs.of."""
-        ...
-
-
-class SamplerKernels(Protocol):
-    """Fused forms of the two parts of the sampler that cost most, for a device that has them."""
-
-    def draw(
-        self,
-        logits: Tensor,
-        peaks: Tensor,
-        token_ids: Tensor,
-        columns: NDArray[np.void],
-        *,
-        rows: Ints,
-        indices: Ints,
-    ) -> None:
-        """Replace token_ids[rows] by draws with the parameters `columns` [rows]."""
-        ...
 
     def penalise(
         self,
-        logits: Tensor,
-        token_table: Tensor,
+        logits: Array,
+        token_table: Array,
         columns: NDArray[np.void],
         *,
         rows: Ints,
         slots: Ints,
         lengths: Ints,
     ) -> None:
-        """Apply penalties to logits[rows] in place."""
+        """Apply to logits[rows], in place, the penalties of `columns` [rows].
+
+        Repetition (prompt and output), then presence and frequency (output only). Counts come from
+        token_table[slots, :lengths] at each step: no state to reset, restore or mix up.
+        """
+        ...
+
+    def choose(self, logits: Array, columns: NDArray[np.void], indices: Ints) -> Choice:
+        """From final logits to tokens and scores, with the parameters `columns` [rows].
+
+        `indices` [rows]: how many tokens each sequence has generated before.
+        """
+        ...
+
+    def logprobs(self, logits: Array, token_ids: Array, *, num_top: int) -> Logprobs:
+        """Logprobs.of."""
         ...
 
 
 class Sampler:
-    """Vectorised over rows; the host decides which rows need what, so it never waits.
-
-    The exception is a row with top_p and no top_k on the CPU, where nothing is asynchronous.
-    """
+    """Vectorised over rows; the host decides which rows need what, so it never waits."""
 
     def __init__(
         self,
@@ -132,14 +117,13 @@ class Sampler:
         num_slots: int,
         vocab_size: int,
         vocab_limit: int,
-        device: torch.device,
+        device: torch.device | None,
+        chooser: Chooser,
         grammars: GrammarCompiler | None = None,
-        kernels: SamplerKernels | None = None,
-        chooser: Chooser | None = None,
     ) -> None:
         """`vocab_limit`: ids from here on are padding of the model's vocab_size, never sampled."""
         assert 0 < vocab_limit <= vocab_size
-        self._kernels, self._chooser = kernels, chooser
+        self._chooser = chooser
         self._vocab_size, self._vocab_limit = vocab_size, vocab_limit
         self._device = device
         self._table = np.zeros(num_slots, dtype=SLOT_COLUMNS)
@@ -210,7 +194,7 @@ class Sampler:
         stop_ids = [token for token in dict.fromkeys(admission.stop_token_ids) if token < limit]
         self._stop_ids[slot] = np.array(stop_ids, dtype=np.int64)
 
-    def sample(self, logits: Tensor, slots: Ints, lengths: Ints, token_table: Tensor) -> Samples:
+    def sample(self, logits: Array, slots: Ints, lengths: Ints, token_table: Array) -> Samples:
         """The next token of slots [rows], whose sequences have `lengths` [rows] tokens so far.
 
         logits [rows, vocab_size] float32 is overwritten; token_table [slots, positions] int64.
@@ -221,8 +205,7 @@ class Sampler:
         states, faults = {}, {}
         if self._edited and not self._edited.isdisjoint(slots.tolist()):
             states, faults = self._edit(logits, columns, slots, lengths, token_table)
-        choose = self._choose if self._chooser is None else self._chooser.choose
-        choice = choose(logits, columns, lengths - columns["num_prompt_tokens"])
+        choice = self._chooser.choose(logits, columns, lengths - columns["num_prompt_tokens"])
         grammar = self._grammars.watch(states, faults, choice.token_ids)
         if choice.logprobs is None:
             return Samples(choice.token_ids, choice.peaks, grammar=grammar)
@@ -238,15 +221,24 @@ class Sampler:
 
     def _edit(
         self,
-        logits: Tensor,
+        logits: Array,
         columns: NDArray[np.void],
         slots: Ints,
         lengths: Ints,
-        token_table: Tensor,
+        token_table: Array,
     ) -> tuple[dict[int, GrammarState], dict[int, str]]:
         """Everything that changes logits; the grammars of the rows and their faults, by row."""
         num_prompt = columns["num_prompt_tokens"]
-        self._penalise(logits, slots, lengths, token_table)
+        rows = np.flatnonzero(columns["penalised"])
+        if len(rows):
+            self._chooser.penalise(
+                logits,
+                token_table,
+                columns[rows],
+                rows=rows,
+                slots=slots[rows],
+                lengths=lengths[rows],
+            )
         self._add_bias(logits, slots)
         self._token_rules.apply(logits, slots, lengths, num_prompt, token_table)
         unwanted = unwanted_by_row(
@@ -256,99 +248,7 @@ class Sampler:
         self._ban(logits, {row: ids for row, ids in unwanted.items() if row not in states})
         return states, faults
 
-    def _choose(self, logits: Tensor, columns: NDArray[np.void], indices: Ints) -> Choice:
-        """Implements Chooser.choose in torch: the definition that others are held against."""
-        peaks, token_ids = logits.max(1)
-        for part in self._parts(np.flatnonzero(~columns["greedy"])):
-            if self._kernels is not None:
-                self._kernels.draw(
-                    logits, peaks, token_ids, columns[part], rows=part, indices=indices[part]
-                )
-                continue
-            rows = self._upload(part)
-            drawn = self._draw(logits[rows], peaks[rows], columns[part], indices[part])
-            token_ids[rows] = drawn
-
-        wanted = np.flatnonzero(columns["num_logprobs"] >= 0)
-        if not len(wanted):
-            return Choice(token_ids, peaks, None)
-        num_top = int(columns["num_logprobs"].max())
-        parts = []
-        for part in self._parts(wanted):
-            rows = self._upload(part)
-            parts.append(Logprobs.of(logits[rows], token_ids[rows], num_top=num_top))
-        return Choice(token_ids, peaks, Logprobs.joined(parts))
-
-    def _parts(self, rows: Ints) -> list[Ints]:
-        """Rows in pieces whose logits stay below MAX_LOGITS."""
-        size = max(1, MAX_LOGITS // self._vocab_limit)
-        return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-
-    def _draw(
-        self, logits: Tensor, peaks: Tensor, columns: NDArray[np.void], indices: Ints
-    ) -> Tensor:
-        """[rows] int64; `indices`: how many tokens each sequence has generated before."""
-        weights = weights_of(logits, peaks, self._upload(columns["temperature"]))
-        uniforms = uniform(self._upload(columns["seed"]), self._upload(indices))
-        tokens = torch.empty(len(columns), dtype=torch.int64, device=self._device)
-
-        plain = np.flatnonzero(~columns["ranked"])
-        if len(plain):
-            rows, min_p = self._upload(plain), self._upload(columns["min_p"][plain])
-            tokens[rows] = draw_from_all(weights[rows], min_p, uniforms[rows])
-        ranked = np.flatnonzero(columns["ranked"])
-        if len(ranked):
-            rows, of = self._upload(ranked), columns[ranked]
-            tokens[rows] = draw_from_best(
-                logits[rows],
-                weights[rows],
-                Filters(*(self._upload(of[name]) for name in ("top_k", "top_p", "min_p"))),
-                uniforms[rows],
-                max_top_k=int(of["top_k"].max()),
-            )
-        return tokens
-
-    def _penalise(self, logits: Tensor, slots: Ints, lengths: Ints, token_table: Tensor) -> None:
-        """Repetition (prompt and output), then presence and frequency (output only).
-
-        Counts come from the token table at each step: no state to reset, restore or mix up.
-        """
-        for part in self._parts(np.flatnonzero(self._table["penalised"][slots])):
-            columns = self._table[slots[part]]
-            if self._kernels is not None:
-                self._kernels.penalise(
-                    logits,
-                    token_table,
-                    columns,
-                    rows=part,
-                    slots=slots[part],
-                    lengths=lengths[part],
-                )
-                continue
-            rows, length = self._upload(part), self._upload(lengths[part])[:, None]
-            tokens = token_table[:, : int(lengths[part].max())][self._upload(slots[part])]
-            position = torch.arange(tokens.shape[1], device=self._device)
-            is_known = position < length
-            is_output = is_known & (position >= self._upload(columns["num_prompt_tokens"])[:, None])
-            num_known = self._counts(tokens, is_known)
-            num_output = self._counts(tokens, is_output)
-
-            repetition, presence, frequency = (
-                self._upload(columns[name])[:, None]
-                for name in ("repetition", "presence", "frequency")
-            )
-            old = logits[rows]
-            repeated = torch.where(old > 0, old / repetition, old * repetition)
-            new = torch.where(num_known > 0, repeated, old)
-            logits[rows] = new - frequency * num_output - presence * (num_output > 0)
-
-    def _counts(self, tokens: Tensor, counted: Tensor) -> Tensor:
-        """[rows, vocab_limit] float32: how often each id occurs where `counted`."""
-        counts = torch.zeros((len(tokens), self._vocab_size), device=self._device)
-        counts.scatter_add_(1, tokens, counted.to(torch.float32))
-        return counts[:, : self._vocab_limit]
-
-    def _add_bias(self, logits: Tensor, slots: Ints) -> None:
+    def _add_bias(self, logits: Array, slots: Ints) -> None:
         found = [(row, *self._bias[slot]) for row, slot in enumerate(slots.tolist())]
         found = [entry for entry in found if len(entry[1])]
         if not found:
@@ -359,15 +259,15 @@ class Sampler:
         ids = self._upload(np.concatenate([ids for _, ids, _ in found]))
         logits[rows, ids] += self._upload(np.concatenate([values for *_, values in found]))
 
-    def _ban(self, logits: Tensor, ids_by_row: dict[int, Ints]) -> None:
+    def _ban(self, logits: Array, ids_by_row: dict[int, Ints]) -> None:
         """Where fewer than min_tokens are generated, no stop id may be next."""
         found = list(ids_by_row.items())
         if not found:
             return
         rows = self._upload(np.repeat([row for row, _ in found], [len(ids) for _, ids in found]))
-        logits[rows, self._upload(np.concatenate([ids for _, ids in found]))] = -torch.inf
+        logits[rows, self._upload(np.concatenate([ids for _, ids in found]))] = -np.inf
 
-    def _upload(self, array: NDArray[np.generic]) -> Tensor:
+    def _upload(self, array: NDArray[np.generic]) -> Array:
         return to_device(array, self._device)
 
 

@@ -1,18 +1,18 @@
-"""From a step's tensors on the device to a StepResult on the host.
+"""From what a step leaves on the device to a StepResult on the host.
 
 Starts the copies when the step is submitted and waits for them when the result is asked for. Must
-not know how the tensors were computed.
+not know how the arrays were computed.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from engine.arrays import Array, to_host
 from engine.batch import Batch
 from engine.logprobs import Logprobs, as_token_logprobs
 from engine.pooling import PooledPrompts
@@ -20,43 +20,46 @@ from engine.prompt_scores import ScoredPrompts
 from engine.sampler import Samples
 from scheduler.types import StepPlan, StepResult, TokenLogprobs
 
+if TYPE_CHECKING:
+    import torch
+
 NOT_FINITE = "the model produced a number that is not finite"
 
 
 class StepTimer:
     """Seconds between marks, of the device's own clock where it has one."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[float | torch.cuda.Event] = []
+    def __init__(self, device: torch.device | None) -> None:
+        self._has_clock = device is not None and device.type == "cuda"
+        self._marks: list[Any] = []  # seconds, or torch.cuda.Event
 
     def mark(self) -> None:
-        if self._device.type != "cuda":
+        if not self._has_clock:
             self._marks.append(time.perf_counter())
             return
+        import torch
+
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._marks.append(event)
 
     def wait(self) -> None:
         """Until the device has passed the last mark."""
-        last = self._marks[-1]
-        if isinstance(last, torch.cuda.Event):
-            last.synchronize()
+        if self._has_clock:
+            self._marks[-1].synchronize()
 
     def seconds(self, first: int, last: int) -> float:
         """Between two marks by index; after wait()."""
         begin, end = self._marks[first], self._marks[last]
-        if isinstance(begin, torch.cuda.Event):
-            return begin.elapsed_time(end) / 1000
-        return end - begin
+        seconds: float = begin.elapsed_time(end) / 1000 if self._has_clock else end - begin
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
     """What a step leaves on the device. `sampled` are the rows of `samples`, in order."""
 
-    hidden_peaks: Tensor  # [tokens] float32: largest magnitude of each hidden state
+    hidden_peaks: Array  # [tokens] float32: largest magnitude of each hidden state
     sampled: tuple[int, ...]
     samples: Samples | None
     prompts: ScoredPrompts | None
@@ -80,26 +83,26 @@ class PendingStep:
     ) -> None:
         self._plan, self._batch, self._faults, self._timer = plan, batch, faults, timer
         self._sampled = tensors.sampled
-        self._hidden_peaks = _to_host(tensors.hidden_peaks)
+        self._hidden_peaks = to_host(tensors.hidden_peaks)
         self._samples = self._prompts = None
         if tensors.samples is not None:
             samples = tensors.samples
             self._samples = replace(
                 samples,
-                token_ids=_to_host(samples.token_ids),
-                peaks=_to_host(samples.peaks),
+                token_ids=to_host(samples.token_ids),
+                peaks=to_host(samples.peaks),
                 logprobs=_logprobs_to_host(samples.logprobs),
             )
         if tensors.prompts is not None:
             prompts = tensors.prompts
             self._prompts = replace(
                 prompts,
-                token_ids=_to_host(prompts.token_ids),
+                token_ids=to_host(prompts.token_ids),
                 logprobs=_logprobs_to_host(prompts.logprobs),
             )
         self._pooled = None
         if tensors.pooled is not None:
-            self._pooled = replace(tensors.pooled, vectors=_to_host(tensors.pooled.vectors))
+            self._pooled = replace(tensors.pooled, vectors=to_host(tensors.pooled.vectors))
         timer.mark()
 
     def result(self) -> StepResult:
@@ -137,14 +140,16 @@ class PendingStep:
 
     def _row_errors(self) -> dict[int, str]:
         errors = dict(self._faults)
-        peaks = self._hidden_peaks.numpy()
+        peaks = np.asarray(self._hidden_peaks)
         healthy = np.isfinite(peaks).all()
-        if healthy and (self._samples is None or np.isfinite(self._samples.peaks.numpy()).all()):
+        if healthy and (
+            self._samples is None or np.isfinite(np.asarray(self._samples.peaks)).all()
+        ):
             return errors
         peaks = np.maximum.reduceat(peaks, self._batch.offsets[:-1])
         broken = np.flatnonzero(~np.isfinite(peaks)).tolist()
         if self._samples is not None:
-            finite = np.isfinite(self._samples.peaks.numpy())
+            finite = np.isfinite(np.asarray(self._samples.peaks))
             broken += [self._sampled[i] for i in np.flatnonzero(~finite)]
         for row in broken:
             errors.setdefault(row, NOT_FINITE)
@@ -188,26 +193,18 @@ class PendingStep:
         if self._pooled is None:
             return None
         of_row = [b""] * num_rows
-        vectors = self._pooled.vectors.numpy().astype("<f4")
+        vectors = np.asarray(self._pooled.vectors).astype("<f4")
         for row, vector in zip(self._pooled.rows, vectors, strict=True):
             if row not in errors:
                 of_row[row] = vector.tobytes()
         return tuple(of_row)
 
 
-def _to_host(tensor: Tensor) -> Tensor:
-    """From cuda into pinned memory without waiting."""
-    if tensor.device.type != "cuda":
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
-
-
 def _logprobs_to_host(logprobs: Logprobs | None) -> Logprobs | None:
     if logprobs is None:
         return None
     return Logprobs(
-        chosen=_to_host(logprobs.chosen),
-        top=_to_host(logprobs.top),
-        top_ids=_to_host(logprobs.top_ids),
+        chosen=to_host(logprobs.chosen),
+        top=to_host(logprobs.top),
+        top_ids=to_host(logprobs.top_ids),
     )

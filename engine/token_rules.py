@@ -7,13 +7,15 @@ nothing. Must not know text: words come as the ids that spell them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from engine.batch import Ints, to_device
+from engine.arrays import Array, Ints, ban_ids, to_device
 from scheduler.types import Admission
+
+if TYPE_CHECKING:
+    import torch
 
 _ANY = -1  # of a prefix: whatever stands there
 
@@ -22,15 +24,15 @@ _ANY = -1  # of a prefix: whatever stands there
 class _Rules:
     """`banned` [vocab] bool, or None; word i is prefixes[i], any number of _ANY first, lasts[i]."""
 
-    banned: Tensor | None
-    prefixes: Tensor  # [words, longest prefix] int64
-    lasts: Tensor  # [words] int64
+    banned: Array  # or None
+    prefixes: Array  # [words, longest prefix] int64
+    lasts: Array  # [words] int64
 
 
 class TokenRules:
     """By slot."""
 
-    def __init__(self, *, vocab_limit: int, device: torch.device) -> None:
+    def __init__(self, *, vocab_limit: int, device: torch.device | None) -> None:
         self._vocab_limit = vocab_limit
         self._device = device
         self._rules: dict[int, _Rules] = {}
@@ -57,7 +59,7 @@ class TokenRules:
         )
 
     def apply(
-        self, logits: Tensor, slots: Ints, lengths: Ints, num_prompt: Ints, token_table: Tensor
+        self, logits: Array, slots: Ints, lengths: Ints, num_prompt: Ints, token_table: Array
     ) -> None:
         """Sets to -inf in logits [rows, vocab] what may not be next.
 
@@ -68,7 +70,7 @@ class TokenRules:
             if rules is None:
                 continue
             if rules.banned is not None:
-                logits[row].masked_fill_(rules.banned, -torch.inf)
+                logits[row][rules.banned] = -np.inf
             if not len(rules.lasts):
                 continue
             width = rules.prefixes.shape[1]
@@ -79,7 +81,4 @@ class TokenRules:
             recent = token_table[slot, length - have : length]
             matches = ((known == _ANY) | (known == recent)).all(1)
             matches &= (rules.prefixes[:, : width - have] == _ANY).all(1)
-            ban = torch.zeros(len(rules.lasts), device=self._device).masked_fill_(
-                matches, -torch.inf
-            )
-            logits[row].index_add_(0, rules.lasts, ban)
+            ban_ids(logits[row], rules.lasts, matches)

@@ -1,48 +1,26 @@
-"""TorchEngine: runs step plans on cpu or cuda, one code for both.
+"""TorchEngine: step plans on cpu or cuda through torch.
 
-Owns the slot tables, the sampler and the order of work in a step. How a batch becomes hidden states
-is a ModelRunner's business; what to run next is the scheduler's.
+Owns the model in torch with its KV cache, and that no step records gradients. The order of work in
+a step is StepEngine's; what to run next is the scheduler's.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention import select_attention
-from engine.batch import Batch, Ints, SlotTables, to_device
+from engine.batch import Batch
 from engine.decoder import Decoder
 from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
 from engine.loading import LoadedModel
-from engine.logprobs import Logprobs
-from engine.pooling import Pooler
-from engine.prompt_scores import PromptScorer
-from engine.sampler import Chooser, Sampler, SamplerKernels, Samples
-from engine.step_result import PendingStep, StepTensors, StepTimer
-from scheduler.types import Admission, KVCapacity, SamplingParams, StepPlan
-
-
-class ModelRunner(Protocol):
-    """The model with its KV cache, in whatever layout suits it; steps run in submission order."""
-
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy KV blocks of all layers, (source, target) each, in order."""
-        ...
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Store the KV of all tokens; hidden states after the final norm [tokens, hidden]."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab_size] float32, which the caller may overwrite."""
-        ...
+from engine.step_engine import ModelRunner, StepEngine
+from engine.step_result import PendingStep
+from engine.torch_sampling import SamplerKernels, TorchSampling
+from scheduler.types import KVCapacity, StepPlan
 
 
 class TorchRunner:
@@ -90,16 +68,14 @@ class TorchEngine:
         runner: ModelRunner | None = None,
         grammars: GrammarCompiler | None = None,
         sampler_kernels: SamplerKernels | None = None,
-        chooser: Chooser | None = None,
     ) -> None:
         """`dtype` is the KV's. `vocab_limit`: the tokenizer's size, if the model's is padded.
 
         `runner` replaces the one in torch, for the blocks of `capacity`.
         `grammars` is what serves sequences with a grammar; without it they fail.
-        `sampler_kernels` replace parts of the sampler; `chooser` all that follows its masks.
+        `sampler_kernels` replace parts of the sampler.
         """
         self.capacity = capacity
-        self._device = device
         self._runner = runner or TorchRunner(
             model.decoder,
             num_blocks=capacity.num_blocks,
@@ -107,138 +83,23 @@ class TorchEngine:
             dtype=dtype,
             device=device,
         )
-        self._tables = SlotTables(
-            num_slots=capacity.num_slots,
-            max_model_len=capacity.max_model_len,
-            block_size=capacity.block_size,
-            device=device,
-        )
         vocab_size = model.config.vocab_size
-        vocab_limit = min(vocab_limit or vocab_size, vocab_size)
-        self._sampler = Sampler(
-            num_slots=capacity.num_slots,
+        self._steps = StepEngine(
+            self._runner,
+            TorchSampling(vocab_size=vocab_size, device=device, kernels=sampler_kernels),
             vocab_size=vocab_size,
-            vocab_limit=vocab_limit,
             device=device,
+            capacity=capacity,
+            vocab_limit=vocab_limit,
             grammars=grammars,
-            kernels=sampler_kernels,
-            chooser=chooser,
         )
-        self._prompts = PromptScorer(
-            num_slots=capacity.num_slots,
-            vocab_size=vocab_size,
-            vocab_limit=vocab_limit,
-            device=device,
-            logprobs=Logprobs.of if chooser is None else chooser.logprobs,
-        )
-        self._pooler = Pooler()
-        self._faults: dict[int, str] = {}  # of the sequence in a slot; it fails alone
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> PendingStep:
         """Queue a step; on the cpu it is done at return. Steps run in the order of submission."""
-        timer = StepTimer(self._device)
-        timer.mark()
-        for admission in plan.admissions:
-            self._admit(admission)
-        self._tables.set_blocks(plan)
-        if plan.copies:
-            self._runner.copy_blocks(plan.copies)
-        batch = self._tables.batch(plan)
-        slots = np.asarray(plan.slots, dtype=np.int64)
-        sampled = np.flatnonzero(np.frombuffer(plan.samples, dtype=np.uint8))
-        hidden = self._runner.forward(batch)
-        timer.mark()
+        return self._steps.submit(plan)
 
-        prompts = self._prompts.score(
-            batch,
-            slots,
-            hidden=hidden,
-            logits=self._runner.logits,
-            token_table=self._tables.token_table,
-        )
-        samples = self._sample(batch, slots, sampled, hidden) if len(sampled) else None
-        pooled = self._pooler.pool(batch, slots, sampled, hidden)
-        tensors = StepTensors(
-            hidden_peaks=torch.linalg.vector_norm(hidden, torch.inf, 1, dtype=torch.float32),
-            sampled=tuple(sampled.tolist()),
-            samples=samples,
-            prompts=prompts,
-            pooled=pooled,
-        )
-        faults = {
-            row: self._faults[slot] for row, slot in enumerate(plan.slots) if slot in self._faults
-        }
-        return PendingStep(plan, batch, tensors, faults=faults, timer=timer)
-
+    @torch.inference_mode()
     def warm_up(self, *, max_step_tokens: int) -> None:
-        """Run the largest step that may come, so that memory runs out now or never.
-
-        As many prompt tokens as a step may have, all with prompt log-probabilities, then every slot
-        sampling with all features on. To be called before any sequence is admitted.
-        """
-        capacity = self.capacity
-        longest = min(
-            max_step_tokens,
-            capacity.max_model_len - 1,
-            capacity.num_blocks * capacity.block_size,
-        )
-        everything = SamplingParams(
-            temperature=1.0,
-            top_p=1.0 - 1e-9,
-            min_p=1e-9,
-            presence_penalty=0.1,
-            repetition_penalty=1.1,
-            num_logprobs=1,
-            prompt_logprobs=1,
-        )
-        self._warm_up_step([longest] * max(1, max_step_tokens // longest), longest, everything)
-        num_decodes = min(max_step_tokens, capacity.num_slots)
-        self._warm_up_step([1] * num_decodes, longest, everything)
-
-    def _warm_up_step(self, lengths: list[int], end: int, sampling: SamplingParams) -> None:
-        """Rows that end at position `end`, on shared blocks, whose contents are nobody's yet."""
-        lengths = lengths[: self.capacity.num_slots]
-        num_rows, num_blocks = len(lengths), -(-end // self.capacity.block_size)
-        rows, blocks = range(num_rows), range(num_blocks)
-        plan = StepPlan(
-            step=0,
-            seq_ids=tuple(str(row) for row in rows),
-            slots=array("q", rows),
-            starts=array("q", [end - length for length in lengths]),
-            lengths=array("q", lengths),
-            samples=b"\1" * num_rows,
-            block_slots=array("q", [row for row in rows for _ in blocks]),
-            block_indices=array("q", [block for _ in rows for block in blocks]),
-            block_ids=array("q", [block for _ in rows for block in blocks]),
-            admissions=tuple(Admission(row, (0,) * end, end, sampling, ()) for row in rows),
-        )
-        self.submit(plan).result()
-
-    def _admit(self, admission: Admission) -> None:
-        """Reset a slot; a sequence with a fault runs as harmless zeros until it is dropped."""
-        self._faults.pop(admission.slot, None)
-        fault = self._sampler.fault(admission)
-        if fault:
-            self._faults[admission.slot] = fault
-            admission = replace(
-                admission,
-                token_ids=(0,) * len(admission.token_ids),
-                sampling=SamplingParams(temperature=0.0),
-                stop_token_ids=(),
-            )
-        self._tables.admit(admission.slot, admission.token_ids)
-        self._sampler.admit(admission)
-        self._prompts.admit(admission)
-        self._pooler.admit(admission)
-
-    def _sample(self, batch: Batch, slots: Ints, sampled: Ints, hidden: Tensor) -> Samples:
-        """Sample rows `sampled` and write their tokens where the next step will look."""
-        ends = batch.ends
-        if len(sampled) < batch.offsets[-1]:
-            hidden = hidden[to_device(batch.offsets[1:][sampled] - 1, self._device)]
-            slots, ends = slots[sampled], ends[sampled]
-        logits = self._runner.logits(hidden)
-        samples = self._sampler.sample(logits, slots, ends, self._tables.token_table)
-        self._tables.write_tokens(slots, ends, samples.token_ids)
-        return samples
+        """See StepEngine."""
+        self._steps.warm_up(max_step_tokens=max_step_tokens)

@@ -1,14 +1,12 @@
 """From the tensors of a checkpoint to a Decoder with nothing missing.
 
-Owns the list of parameters that a config calls for, under Hugging Face names; a WeightSource (see
-safetensors_files.py, gguf_weights.py) knows one format. A parameter that is absent or has another
-shape is an error, a tensor left over is named: nothing is ever served at random.
+A WeightSource (see safetensors_files.py, gguf_weights.py) knows one format; what must be there is
+engine.parameters' business.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,24 +16,22 @@ from torch import Tensor
 from engine.decoder import Decoder, DecoderLayer
 from engine.errors import ModelFileError
 from engine.model_config import ModelConfig
+from engine.parameters import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    ParameterSource,
+    check_names,
+    layer_shapes,
+    parameter_shapes,
+)
 
 Progress = Callable[[int, int], None]  # (bytes read so far, bytes in all)
 
-EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-# Tables that other programs store beside the weights; ours are computed from the config.
-_KNOWN_HELPERS = re.compile(
-    r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*\.attn\.masked_bias"
-)
-_INSIDE_MODEL = re.compile(r"model\.layers\.(\d+)\..*|lm_head\..*|model\.norm\..*")
 
-
-class WeightSource(Protocol):
+class WeightSource(ParameterSource, Protocol):
     """Tensors of one checkpoint by their Hugging Face names."""
 
-    description: str  # the file or directory, for messages
-
-    def names(self) -> Iterable[str]: ...
-    def shape(self, name: str) -> tuple[int, ...]: ...
     def num_bytes(self, name: str) -> int: ...
     def read(self, name: str) -> Tensor: ...  # on the CPU, floating point, may share file memory
 
@@ -45,45 +41,6 @@ class LoadOptions:
     dtype: torch.dtype
     device: torch.device
     max_positions: int
-
-
-def layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Parameters of one layer: name after `model.layers.N.` -> shape."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    linears = (
-        ("self_attn.q_proj", q, hidden, config.qkv_bias),
-        ("self_attn.k_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.v_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.o_proj", hidden, q, config.output_bias),
-        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, inner, config.mlp_bias),
-    )
-    for name, outputs, inputs, bias in linears:
-        shapes[f"{name}.weight"] = (outputs, inputs)
-        if bias:
-            shapes[f"{name}.bias"] = (outputs,)
-    if config.qk_norm:
-        shapes["self_attn.q_norm.weight"] = (config.head_dim,)
-        shapes["self_attn.k_norm.weight"] = (config.head_dim,)
-    return shapes
-
-
-def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """All parameters that the config calls for, by Hugging Face name."""
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
-    for index in range(config.num_layers):
-        for name, shape in layer_shapes(config).items():
-            shapes[f"model.layers.{index}.{name}"] = shape
-    shapes[NORM] = (config.hidden_size,)
-    if not config.tie_word_embeddings:
-        shapes[HEAD] = (config.vocab_size, config.hidden_size)
-    return shapes
 
 
 def load_decoder(
@@ -136,39 +93,6 @@ def load_decoder(
     return decoder, warnings
 
 
-def check_names(config: ModelConfig, source: WeightSource) -> list[str]:
-    """Compare what is there with what the config calls for. Returns warnings."""
-    wanted = parameter_shapes(config)
-    present = set(source.names())
-    missing = [name for name in wanted if name not in present]
-    if missing:
-        raise ModelFileError(f"{source.description}: missing weights: {_listed(missing)}")
-    for name, shape in wanted.items():
-        if source.shape(name) != shape:
-            raise ModelFileError(
-                f"{source.description}: {name} has shape {list(source.shape(name))}, "
-                f"but the config calls for {list(shape)}"
-            )
-    extra = sorted(
-        name
-        for name in present - set(wanted) - {HEAD}  # a head besides a tied one: see load_decoder
-        if not _KNOWN_HELPERS.fullmatch(name)
-    )
-    changing = [name for name in extra if _would_change_answers(name, config)]
-    if changing:
-        raise ModelFileError(
-            f"{source.description}: weights that this architecture has no place for: "
-            f"{_listed(changing)}"
-        )
-    return [f"{source.description}: weights not used: {_listed(extra)}"] if extra else []
-
-
-def _would_change_answers(name: str, config: ModelConfig) -> bool:
-    """Whether leaving this tensor out would silently serve another model."""
-    found = _INSIDE_MODEL.fullmatch(name)
-    return found is not None and (found[1] is None or int(found[1]) < config.num_layers)
-
-
 def _untied_head_warning(source: WeightSource) -> list[str]:
     head, embedding = source.read(HEAD), source.read(EMBEDDING)
     if torch.equal(head, embedding):
@@ -177,8 +101,3 @@ def _untied_head_warning(source: WeightSource) -> list[str]:
         f"{source.description}: {HEAD} differs from the embedding, but the config ties them: "
         "the embedding is used"
     ]
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(f"{name:.80}" for name in names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

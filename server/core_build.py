@@ -7,6 +7,7 @@ process imports this file with or without torch. Knows no socket, no HTTP and no
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import time
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     import torch
 
     from engine.grammar import GrammarCompiler
-    from engine.kv_cache import ElementSize
+    from engine.kv_memory import ElementSize
     from engine.loading import LoadedModel
     from engine.model_config import ModelConfig
+    from engine.step_engine import StepEngine
     from engine.torch_engine import TorchEngine
 
 log = logging.getLogger("paceline.core")
@@ -53,24 +55,35 @@ class Core:
 
 
 def import_libraries() -> None:
-    """What an engine needs, ahead of time: while the server is on its way to the Start message."""
+    """What an engine needs, ahead of time: while the server is on its way to the Start message.
+
+    torch is among it only where it is sure to be used: it takes a second and 200 MB.
+    """
     gc.disable()  # imports make no garbage worth a tenth of their time
     with contextlib.suppress(ImportError):  # build_core meets the same, and it is reported
         import engine.native_runner
-        import engine.torch_engine  # noqa: F401
+        from engine.kernels.cpu.library import available_tiers
+
+        if _may_have_cuda() or not available_tiers():
+            import engine.torch_engine  # noqa: F401
     gc.enable()
+
+
+def _may_have_cuda() -> bool:
+    """Whether torch is worth asking: without a driver there is no device."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()  # torch calls AMD's GPUs cuda too
+    return True
 
 
 def build_core(start: Start, report: Report) -> Core:
     """The core of a real model, warm. Raises ModelFileError for what a person can put right."""
-    import torch
-
-    from engine.cpu_count import usable_cores
     from engine.loading import load_config
 
     begin = time.monotonic()
     config, limits = start.config, start.limits
-    torch.set_num_threads(config.threads or min(torch.get_num_threads(), usable_cores()))
     report("reading the model", 0, 0)
     device = _choose_device(config.device)
     model = load_config(Path(config.model))
@@ -80,7 +93,7 @@ def build_core(start: Start, report: Report) -> Core:
     engine, capacity = built.engine, built.engine.capacity
     report("warming up", 0, 0)
     # A GPU must meet its worst step before clients do; a CPU only has to load its libraries.
-    engine.warm_up(max_step_tokens=limits.max_step_tokens if device.type == "cuda" else 8)
+    engine.warm_up(max_step_tokens=limits.max_step_tokens if device == "cuda" else 8)
     info = CoreInfo(
         model_name=config.served_model_name,
         max_model_len=max_total_tokens(capacity),
@@ -101,7 +114,7 @@ def build_core(start: Start, report: Report) -> Core:
         policy=POLICIES[config.policy](),
         info=info,
         # Only a device of its own can compute while the next step is planned.
-        depth=(device.type == "cuda") if config.depth is None else config.depth,
+        depth=(device == "cuda") if config.depth is None else config.depth,
         grammars=built.grammars,
         kernel_seconds=built.kernel_seconds,
     )
@@ -124,7 +137,7 @@ def _grammars(start: Start, model: ModelConfig) -> GrammarCompiler | None:
 class Built:
     """An engine that is not warm yet, the form of its weights and lines for people."""
 
-    engine: TorchEngine
+    engine: StepEngine | TorchEngine
     weights: str
     notes: tuple[str, ...]
     num_threads: int
@@ -132,14 +145,14 @@ class Built:
     kernel_seconds: Callable[[], dict[str, float]] | None = None
 
 
-def _choose_kernels(config: EngineConfig, device: torch.device, model: ModelConfig) -> str:
+def _choose_kernels(config: EngineConfig, device: str, model: ModelConfig) -> str:
     """The fastest that can be, if nothing else was asked for. Raises ModelFileError."""
     from engine.native_cpu import refusal
 
     native_only = _native_only(config)
-    if device.type == "cuda" and native_only is None:
+    if device == "cuda" and native_only is None:
         return "triton" if find_spec("triton") else "torch"
-    if config.cpu_kernels == "reference" or device.type != "cpu":
+    if config.cpu_kernels == "reference" or device != "cpu":
         if native_only is not None:
             raise ModelFileError(f"{native_only} needs the native kernels, on a CPU")
         return "torch"
@@ -165,20 +178,21 @@ def _native_only(config: EngineConfig) -> str | None:
     return None if config.kv_dtype == "auto" else f"--kv-dtype {config.kv_dtype}"
 
 
-def _build_native(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
+def _build_native(start: Start, model: ModelConfig, device: str, report: Report) -> Built:
     """Quantised weights stay as they are in the file; KV is float16 unless asked for otherwise."""
-    import torch
+    import numpy as np
 
     from engine.cpu_count import usable_cores
-    from engine.kv_cache import Int8KV
+    from engine.kv_memory import Int8KV
     from engine.native_cpu import NativeOptions
-    from engine.native_runner import load_native, open_native
-    from engine.torch_engine import TorchEngine
+    from engine.native_runner import load_native, native_engine, open_native
 
     config = start.config
-    dtype = torch.float32 if config.dtype == "float32" else torch.float16
+    dtype = np.dtype(np.float32 if config.dtype == "float32" else np.float16)
     int8 = config.kv_dtype == "int8"
     file = open_native(Path(config.model), quantise=config.cpu_quantize == "int8")
+    for warning in file.warnings:
+        log.warning("%s", warning)
     capacity, formula = _size_cache(model, start, device, Int8KV() if int8 else dtype)
     report("packing weights", 0, 0)
     options = NativeOptions(
@@ -187,49 +201,46 @@ def _build_native(start: Start, model: ModelConfig, device: torch.device, report
         max_model_len=capacity.max_model_len,
         max_step_tokens=max(start.limits.max_step_tokens, capacity.num_slots),
         num_threads=config.threads or usable_cores(),
-        kv_type="int8" if int8 else _form(dtype),
+        kv_type="int8" if int8 else dtype.name,
     )
     grammars = _grammars(start, model)
     runner = load_native(file, options)
-    engine = TorchEngine(
-        file,
-        device=device,
-        dtype=dtype,
-        capacity=capacity,
-        vocab_limit=start.vocab_limit,
-        runner=runner,
-        chooser=runner.chooser,
-        grammars=grammars,
+    engine = native_engine(
+        runner, capacity=capacity, vocab_limit=start.vocab_limit, grammars=grammars
     )
     form = "quantised" if file.weights.quantised else model.checkpoint_dtype
     return Built(engine, form, (formula,), options.num_threads, grammars, runner.kernel_seconds)
 
 
-def _build_torch(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
+def _build_torch(start: Start, model: ModelConfig, device: str, report: Report) -> Built:
     import torch
 
+    from engine.cpu_count import usable_cores
     from engine.torch_engine import TorchEngine
 
+    threads = start.config.threads or min(torch.get_num_threads(), usable_cores())
+    torch.set_num_threads(threads)
     loaded, dtype = _load_weights(start, model, device, report)
     capacity, formula = _size_cache(model, start, device, dtype)
     grammars = _grammars(start, model)
     engine = TorchEngine(
         loaded,
-        device=device,
+        device=torch.device(device),
         dtype=dtype,
         capacity=capacity,
         vocab_limit=start.vocab_limit,
         grammars=grammars,
     )
-    threads = torch.get_num_threads()
     return Built(engine, _form(dtype), (formula,), threads, grammars)
 
 
-def _build_cuda(start: Start, model: ModelConfig, device: torch.device, report: Report) -> Built:
+def _build_cuda(start: Start, model: ModelConfig, device: str, report: Report) -> Built:
     """Fused kernels and graphs; without --kv-memory a trial step finds what fits to the block."""
+    import torch
+
     from engine.cuda_engine import Limits, make_cuda_engine, make_sized_cuda_engine
     from engine.gpu_linear import convert_linears
-    from engine.kv_cache import describe
+    from engine.kv_memory import describe
 
     config = start.config
     loaded, dtype = _load_weights(start, model, device, report)
@@ -238,7 +249,7 @@ def _build_cuda(start: Start, model: ModelConfig, device: torch.device, report: 
     capacity, formula = _size_cache(model, start, device, dtype)
     grammars = _grammars(start, model)
     options: dict[str, Any] = {
-        "device": device,
+        "device": torch.device(device),
         "dtype": dtype,
         "vocab_limit": start.vocab_limit,
         "grammars": grammars,
@@ -263,15 +274,17 @@ def _build_cuda(start: Start, model: ModelConfig, device: torch.device, report: 
 
 
 def _load_weights(
-    start: Start, model: ModelConfig, device: torch.device, report: Report
+    start: Start, model: ModelConfig, device: str, report: Report
 ) -> tuple[LoadedModel, torch.dtype]:
+    import torch
+
     from engine.loading import load_model
 
     dtype = _choose_dtype(start.config.dtype, device, model)
     loaded = load_model(
         Path(start.config.model),
         dtype=dtype,
-        device=device,
+        device=torch.device(device),
         progress=lambda done, total: report("loading weights", done, total),
         max_model_len=start.config.max_model_len,
     )
@@ -285,21 +298,24 @@ def _form(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _choose_device(name: str) -> torch.device:
+def _choose_device(name: str) -> str:
+    """cpu or cuda."""
+    if name == "cpu" or (name == "auto" and not _may_have_cuda()):
+        return "cpu"
     import torch
 
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        return "cuda"
+    if name == "cuda":
         raise ModelFileError("--device cuda: there is no CUDA device that torch can use")
-    return torch.device(name)
+    return "cpu"
 
 
-def _choose_dtype(name: str, device: torch.device, model: ModelConfig) -> torch.dtype:
+def _choose_dtype(name: str, device: str, model: ModelConfig) -> torch.dtype:
     """auto: float32 on a CPU; on a GPU the checkpoint's type, bfloat16 for float32 or quantised."""
     import torch
 
-    if name == "auto" and device.type == "cpu":
+    if name == "auto" and device == "cpu":
         name = "float32"
     elif name == "auto":
         stored = model.checkpoint_dtype
@@ -309,16 +325,16 @@ def _choose_dtype(name: str, device: torch.device, model: ModelConfig) -> torch.
     return dtype
 
 
-def _device_name(device: torch.device, num_threads: int) -> str:
-    import torch
+def _device_name(device: str, num_threads: int) -> str:
+    if device == "cuda":
+        import torch
 
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
+        return str(torch.cuda.get_device_name())
     return f"cpu ({num_threads} threads)"
 
 
 def _size_cache(
-    model: ModelConfig, start: Start, device: torch.device, dtype: ElementSize
+    model: ModelConfig, start: Start, device: str, dtype: ElementSize
 ) -> tuple[KVCapacity, str]:
     """How many blocks, and the line that says why. Raises ModelFileError if they do not fit.
 
@@ -326,7 +342,7 @@ def _size_cache(
     at most nine tenths of the free memory, on a CPU at most a quarter of it and no more than four
     such sequences or 2 GiB: RAM is shared with everything else on the machine.
     """
-    from engine.kv_cache import (
+    from engine.kv_memory import (
         available_memory,
         blocks_for,
         describe,
@@ -343,7 +359,7 @@ def _size_cache(
     free = available_memory(device)
     bytes_per_token = kv_bytes_per_token(model, dtype)
     memory = config.kv_memory
-    if memory is None and device.type == "cuda":
+    if memory is None and device == "cuda":
         memory = free * 9 // 10
     elif memory is None:
         memory = min(free // 4, max(2 << 30, 4 * max_model_len * bytes_per_token))

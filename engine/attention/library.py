@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.arrays import to_device
 from engine.attention import Attend
-from engine.batch import Batch, to_device
+from engine.batch import Batch
 from engine.kv_cache import KVCache
 
 

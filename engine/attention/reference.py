@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.arrays import to_device
 from engine.attention import Attend
 from engine.attention.tiles import Product, TilePlan, TileShape
-from engine.batch import Batch, to_device
+from engine.batch import Batch
 from engine.kv_cache import KVCache
 
 # Keys of a product: short sequences waste the rest of their last range.

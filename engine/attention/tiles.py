@@ -21,7 +21,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch, Ints
+from engine.arrays import Ints
+from engine.batch import Batch
 
 # A row of at most so many tiles joins the others in batched products.
 MAX_BATCHED_TILES = 2

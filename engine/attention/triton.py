@@ -20,8 +20,9 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.arrays import Ints, to_device
 from engine.attention import Attend
-from engine.batch import Batch, Ints, to_device
+from engine.batch import Batch
 from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.launch import dot_precision, dot_type, num_multiprocessors
 from engine.kv_cache import KVCache

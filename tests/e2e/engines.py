@@ -14,10 +14,10 @@ from engine.default_model import find_default_model
 from engine.errors import ModelFileError
 from engine.loading import LoadedModel, load_model
 from engine.native_cpu import NativeOptions, refusal
-from engine.native_runner import load_native, open_native
+from engine.native_runner import load_native, native_engine, open_native
 from engine.torch_engine import TorchEngine
 from scheduler.limits import SchedulerLimits
-from scheduler.loop import ServingLoop
+from scheduler.loop import Engine, ServingLoop
 from scheduler.policy import FirstComeFirstServed
 from scheduler.scheduler import Scheduler
 from scheduler.types import (
@@ -53,7 +53,7 @@ def _torch_model(path: Path) -> LoadedModel:
     return load_model(path, dtype=torch.float32, device=CPU)
 
 
-def make_engine(kind: str, *, num_blocks: int) -> TorchEngine:
+def make_engine(kind: str, *, num_blocks: int) -> Engine:
     """`kind`: reference, all of it in torch with float32, or native, perhaps with int8 KV."""
     path = default_model_path()
     capacity = KVCapacity(num_blocks, BLOCK_SIZE, MAX_RUNNING, MAX_MODEL_LEN)
@@ -71,15 +71,7 @@ def make_engine(kind: str, *, num_blocks: int) -> TorchEngine:
         kv_type="int8" if "int8" in kind else "float16",
         num_threads=1,  # the answers of any number are the same bits
     )
-    runner = load_native(file, options)
-    return TorchEngine(
-        file,
-        device=CPU,
-        dtype=torch.float16,
-        capacity=capacity,
-        runner=runner,
-        chooser=runner.chooser,
-    )
+    return native_engine(load_native(file, options), capacity=capacity)
 
 
 @dataclass
@@ -106,7 +98,7 @@ class _Rounds:
 
 
 def serve(
-    engine: TorchEngine,
+    engine: Engine,
     *rounds: Sequence[Request],
     depth: int = 0,
     max_chunk_tokens: int | None = None,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.torch_engine import TorchEngine
+from scheduler.loop import Engine
 from scheduler.types import Request, SamplingParams
 from tests.e2e.engines import BLOCK_SIZE, Served, default_model_path, make_engine, serve
 from tests.e2e.prompts import prompt_ids
@@ -43,21 +43,21 @@ def _again(requests: Sequence[Request]) -> list[Request]:
     return [replace(request, id=f"again {request.id}") for request in requests]
 
 
-def alone(engine: TorchEngine, requests: Sequence[Request], depth: int) -> Served:
+def alone(engine: Engine, requests: Sequence[Request], depth: int) -> Served:
     return serve(engine, *([request] for request in requests), depth=depth)
 
 
-def together(engine: TorchEngine, requests: Sequence[Request], depth: int) -> Served:
+def together(engine: Engine, requests: Sequence[Request], depth: int) -> Served:
     served = serve(engine, requests, depth=depth)
     assert served.most_running == len(requests)
     return served
 
 
-def in_chunks(engine: TorchEngine, requests: Sequence[Request], depth: int) -> Served:
+def in_chunks(engine: Engine, requests: Sequence[Request], depth: int) -> Served:
     return serve(engine, requests, depth=depth, max_chunk_tokens=16)
 
 
-def cached(engine: TorchEngine, requests: Sequence[Request], depth: int) -> Served:
+def cached(engine: Engine, requests: Sequence[Request], depth: int) -> Served:
     """What is asked for a second time finds its prompt in the cache."""
     served = serve(engine, requests, _again(requests), depth=depth, prefix_caching=True)
     assert served.prefix_hits >= sum(
@@ -66,14 +66,14 @@ def cached(engine: TorchEngine, requests: Sequence[Request], depth: int) -> Serv
     return served
 
 
-def preempted(engine: TorchEngine, requests: Sequence[Request], depth: int) -> Served:
+def preempted(engine: Engine, requests: Sequence[Request], depth: int) -> Served:
     """For an engine whose pool is too small for all."""
     served = serve(engine, requests, depth=depth, watermark_blocks=0)
     assert served.num_preemptions
     return served
 
 
-Way = Callable[[TorchEngine, Sequence[Request], int], Served]
+Way = Callable[[Engine, Sequence[Request], int], Served]
 WAYS: dict[str, Way] = {
     "alone": alone,
     "in one batch": together,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from engine.kv_cache import (
+from engine.kv_cache import KVCache
+from engine.kv_memory import (
     Int8KV,
-    KVCache,
     _address_headroom,
     available_memory,
     blocks_for,
@@ -75,7 +75,7 @@ def test_scales_of_8_bit_kv_count() -> None:
 
 
 def test_available_memory_is_what_a_machine_may_have() -> None:
-    assert 1 << 20 < available_memory(CPU) < 1 << 50
+    assert 1 << 20 < available_memory("cpu") < 1 << 50
 
 
 def test_a_limit_of_the_address_space_is_a_limit_of_the_memory(
@@ -87,7 +87,7 @@ def test_a_limit_of_the_address_space_is_a_limit_of_the_memory(
     assert _address_headroom() < limit
     assert _address_headroom() > 0
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (4096, 4096))
-    assert available_memory(CPU) == 0
+    assert available_memory("cpu") == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

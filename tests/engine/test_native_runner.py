@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +13,14 @@ import torch
 from engine.kernels.cpu.library import available_tiers
 from engine.loading import load_model
 from engine.native_cpu import NativeOptions
-from engine.native_runner import load_native, open_native
+from engine.native_runner import load_native, native_engine, open_native
 from engine.torch_engine import TorchEngine
 from scheduler.limits import SchedulerLimits
+from scheduler.loop import Engine
 from scheduler.policy import FirstComeFirstServed
 from scheduler.scheduler import Scheduler
 from scheduler.types import KVCapacity, Request, SamplingParams, Submit, TokenLogprobs, Tokens
-from tests.support.models import VOCAB_SIZE, save_tiny_model
+from tests.support.models import VOCAB_SIZE, save_tiny_model, tiny_model, write_gguf
 
 pytestmark = pytest.mark.skipif(
     not available_tiers(), reason="the native kernels are not built here"
@@ -36,7 +39,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def native(path: Path) -> TorchEngine:
+def native(path: Path) -> Engine:
     file = open_native(path)
     options = NativeOptions(
         num_blocks=24,
@@ -46,15 +49,7 @@ def native(path: Path) -> TorchEngine:
         num_threads=1,
         kv_type="float32",
     )
-    runner = load_native(file, options)
-    return TorchEngine(
-        file,
-        device=CPU,
-        dtype=torch.float32,
-        capacity=CAPACITY,
-        runner=runner,
-        chooser=runner.chooser,
-    )
+    return native_engine(load_native(file, options), capacity=CAPACITY)
 
 
 def reference(path: Path) -> TorchEngine:
@@ -62,7 +57,7 @@ def reference(path: Path) -> TorchEngine:
     return TorchEngine(model, device=CPU, dtype=torch.float32, capacity=CAPACITY)
 
 
-def answers(engine: TorchEngine, requests: list[Request]) -> dict[str, list[Tokens]]:
+def answers(engine: Engine, requests: list[Request]) -> dict[str, list[Tokens]]:
     scheduler = Scheduler(engine.capacity, LIMITS, FirstComeFirstServed())
     found: dict[str, list[Tokens]] = {request.id: [] for request in requests}
     for request in requests:
@@ -114,6 +109,24 @@ def test_native_prompt_logprobs_equal_the_reference(path: Path) -> None:
         assert_close([entry for event in ours[name] for entry in event.prompt_logprobs], expected)
         length = next(len(request.prompt) for request in asked if request.id == name)
         assert len(expected) == (0 if name == "r0" else length - 1)
+
+
+def test_native_engine_of_a_gguf_file_needs_no_torch(tmp_path: Path) -> None:
+    """With every feature of the sampler on: the warm-up has them all."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(tiny_model("llama", hidden_size=128, head_dim=32), path)
+    program = f"""
+import sys
+sys.modules["torch"] = None
+from server.core_build import build_core, import_libraries
+from server.config import DEFAULT_LIMITS, EngineConfig
+from server.wire import Start
+import_libraries()
+config = EngineConfig(model={str(path)!r}, device="cpu", kv_memory=10_000_000)
+core = build_core(Start(config, DEFAULT_LIMITS, 100), lambda *_: None)
+assert core.info.kernels == "native"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_native_answers_do_not_depend_on_batch_mates(path: Path) -> None:

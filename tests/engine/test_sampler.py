@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.logprobs import Logprobs, ranked_ids, row_sums
 from engine.random import uniform
 from engine.sampler import Chooser, Sampler, Samples
+from engine.torch_sampling import TorchSampling
 from scheduler.types import Admission, SamplingParams
 
 CPU = torch.device("cpu")
@@ -37,12 +38,13 @@ def sample(
     rows: list[Row], *, vocab_limit: int | None = None, chooser: Chooser | None = None
 ) -> Samples:
     vocab = len(rows[0].logits)
+    on_host = chooser is not None  # without torch, that is
     sampler = Sampler(
         num_slots=len(rows) + 1,
         vocab_size=vocab,
         vocab_limit=vocab_limit or vocab,
-        device=CPU,
-        chooser=chooser,
+        device=None if on_host else CPU,
+        chooser=chooser or TorchSampling(vocab_size=vocab, device=CPU),
     )
     # Slots in another order than rows, and a table full of foreign tokens.
     slots = np.array([len(rows) - i for i in range(len(rows))], dtype=np.int64)
@@ -56,7 +58,22 @@ def sample(
         table[slot, : len(tokens)] = torch.tensor(tokens)
         lengths.append(len(tokens))
     logits = torch.stack([row.logits for row in rows]).float()
-    return sampler.sample(logits, slots, np.array(lengths, dtype=np.int64), table)
+    counts = np.array(lengths, dtype=np.int64)
+    if on_host:
+        return as_tensors(sampler.sample(logits.numpy(), slots, counts, table.numpy()))
+    return sampler.sample(logits, slots, counts, table)
+
+
+def as_tensors(samples: Samples) -> Samples:
+    logprobs = samples.logprobs
+    if logprobs is not None:
+        logprobs = Logprobs(*map(torch.from_numpy, astuple(logprobs)))
+    return replace(
+        samples,
+        token_ids=torch.from_numpy(samples.token_ids),
+        peaks=torch.from_numpy(samples.peaks),
+        logprobs=logprobs,
+    )
 
 
 def tokens_of(

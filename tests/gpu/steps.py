@@ -16,7 +16,7 @@ from engine.cuda_engine import make_cuda_engine
 from engine.cuda_graphs import bucket_sizes
 from engine.cuda_runner import CudaRunner
 from engine.gpu_linear import convert_linears
-from engine.kv_cache import available_memory, kv_bytes_per_token
+from engine.kv_memory import available_memory, kv_bytes_per_token
 from engine.loading import LoadedModel
 from engine.torch_engine import TorchEngine
 from scheduler.limits import SchedulerLimits
@@ -91,7 +91,7 @@ def capacity_for(model: LoadedModel, sizes: Sizes, device: torch.device) -> KVCa
     """As much KV as the sizes can use, or as the device has."""
     useful = sizes.max_rows * -(-sizes.max_model_len // BLOCK_SIZE)
     block_bytes = BLOCK_SIZE * kv_bytes_per_token(model.config, sizes.dtype)
-    fitting = int(available_memory(device) * MEMORY_SHARE) // block_bytes
+    fitting = int(available_memory(str(device)) * MEMORY_SHARE) // block_bytes
     return KVCapacity(min(useful, fitting), BLOCK_SIZE, sizes.max_rows, sizes.max_model_len)
 
 

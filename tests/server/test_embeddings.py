@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from engine.kernels.cpu.library import available_tiers
 from engine.loading import load_model
 from engine.native_cpu import NativeOptions, refusal
-from engine.native_runner import load_native, open_native
+from engine.native_runner import load_native, native_engine, open_native
+from engine.step_engine import StepEngine
 from engine.torch_engine import TorchEngine
 from scheduler.limits import SchedulerLimits
 from scheduler.types import KVCapacity
@@ -46,7 +47,7 @@ def torch_engine(path: Path, **changes: int) -> TorchEngine:
     return TorchEngine(model, device=CPU, dtype=torch.float32, capacity=capacity)
 
 
-def native_engine(path: Path) -> TorchEngine:
+def engine_on_kernels(path: Path) -> StepEngine:
     file = open_native(path)
     options = NativeOptions(
         num_blocks=32,
@@ -56,8 +57,7 @@ def native_engine(path: Path) -> TorchEngine:
         num_threads=1,
         kv_type="float32",
     )
-    runner = load_native(file, options)
-    return TorchEngine(file, device=CPU, dtype=torch.float32, capacity=CAPACITY, runner=runner)
+    return native_engine(load_native(file, options), capacity=CAPACITY)
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -95,7 +95,7 @@ async def test_vectors_equal_the_pooled_hidden_states_of_transformers(
     wanted = [expected(model, prompt, pooling) for prompt in given]
     engines = [torch_engine(path)]
     if available_tiers() and refusal(open_native(path).config) is None:
-        engines.append(native_engine(path))
+        engines.append(engine_on_kernels(path))
     for engine in engines:
         async with house(engine, limits=CHUNKS) as server:
             made = await vectors(server, given, pooling=pooling)

@@ -13,7 +13,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import Ints, to_device
+from engine.arrays import Ints, to_device
 
 POSITIONS, COLUMNS = 1024, 4096  # of a program
 

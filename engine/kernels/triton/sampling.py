@@ -19,7 +19,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import Ints, to_device
+from engine.arrays import Ints, to_device
 
 BLOCK = 4096
 # Columns of the parameters, 64 bits each.

@@ -18,7 +18,7 @@ from engine.cuda_engine import Limits, TritonSampling, make_sized_cuda_engine
 from engine.cuda_graphs import bucket_sizes
 from engine.cuda_runner import CudaRunner, pieces
 from engine.gpu_linear import TritonLinear, convert_linears
-from engine.kv_cache import kv_bytes_per_token
+from engine.kv_memory import kv_bytes_per_token
 from engine.loading import LoadedModel
 from engine.torch_engine import TorchEngine
 from scheduler.loop import EngineFailed

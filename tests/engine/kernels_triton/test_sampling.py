@@ -13,6 +13,7 @@ from engine.kernels.triton.penalties import penalise
 from engine.kernels.triton.sampling import draw
 from engine.random import uniform
 from engine.sampler import Sampler
+from engine.torch_sampling import TorchSampling
 from scheduler.types import Admission, SamplingParams
 
 CPU = torch.device("cpu")
@@ -20,7 +21,13 @@ FULL = os.environ.get("KERNEL_TESTS") == "all"  # `make test-kernels`
 
 
 def sampler_with(params: list[SamplingParams], vocab: int, prompts: list[list[int]]) -> Sampler:
-    sampler = Sampler(num_slots=len(params), vocab_size=vocab, vocab_limit=vocab, device=CPU)
+    sampler = Sampler(
+        num_slots=len(params),
+        vocab_size=vocab,
+        vocab_limit=vocab,
+        device=CPU,
+        chooser=TorchSampling(vocab_size=vocab, device=CPU),
+    )
     for slot, (sampling, prompt) in enumerate(zip(params, prompts, strict=True)):
         sampler.admit(Admission(slot, tuple(prompt), max(1, len(prompt) - 3), sampling, ()))
     return sampler
@@ -32,7 +39,7 @@ def both_draws(logits: Tensor, params: list[SamplingParams]) -> tuple[list[int],
     rows = np.arange(len(params))
     peaks, token_ids = logits.max(1)
     columns, indices = sampler._table[rows], rows % 5
-    twin = sampler._draw(logits.clone(), peaks, columns, indices)
+    twin = sampler._chooser._draw(logits.clone(), peaks, columns, indices)
     draw(logits, peaks, token_ids, columns, rows=rows, indices=indices)
     return token_ids.tolist(), twin.tolist()
 
@@ -166,8 +173,10 @@ def test_penalties_equal_the_twin() -> None:
     sampler = sampler_with(params, vocab, prompts)
     logits = random_logits(3, vocab, seed=2)
     expected, actual = logits.clone(), logits.clone()
-    sampler._penalise(expected, np.arange(3), lengths, table)
     rows = np.array([0, 2])
+    sampler._chooser.penalise(
+        expected, table, sampler._table[rows], rows=rows, slots=rows, lengths=lengths[rows]
+    )
     penalise(actual, table, sampler._table[rows], rows=rows, slots=rows, lengths=lengths[rows])
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-5)
     assert torch.equal(actual[1], logits[1])
