@@ -8,7 +8,9 @@ llguidance's Lark dialect or its JSON form, as server/structured.py writes it.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,13 +33,20 @@ _BYTES_PER_GRAMMAR = 128 << 10
 # Lexer states cost one or two kilobytes each.
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 2_000,
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
+    "initial_lexer_fuel": 400_000,
+    "step_lexer_fuel": 60_000,
+    "step_max_items": 20_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
+# A row of what a schema makes is as long as it has properties; of what a client wrote as rules, as
+# long as it is ambiguous, and then the work of a token grows with its square.
+_ITEMS_OF_RULES = 400
+# What fuel does not count: a sequence may need so much CPU time for a token, and fall so far
+# behind that. Hundreds of times what a schema needs, since CPU time is no exact measure.
+SECONDS_PER_TOKEN = 0.003
+MAX_SECONDS_BEHIND = 0.1
 
 
 class GrammarError(ValueError):
@@ -101,13 +110,20 @@ class GrammarCompiler:
         self._keep(digest, matcher, _BYTES_PER_GRAMMAR + 8 * len(spec))
         return GrammarState(matcher.deep_copy(), len(self._vocabulary.tokens))
 
+    def prepare(self) -> None:
+        """Builds the tables of the vocabulary, which holds the interpreter lock for a while."""
+        self._tables()
+
     def _compile(self, spec: bytes) -> LLMatcher:
         try:
             text = spec.decode()
         except UnicodeDecodeError:
             raise GrammarError("the grammar is not UTF-8") from None
+        limits = dict(_LIMITS)
+        if _has_rules_of_a_client(text):
+            limits["max_items_in_row"] = _ITEMS_OF_RULES
         # Releases the interpreter lock.
-        matcher = LLMatcher(self._tables(), text, log_level=0, limits=LLParserLimits(**_LIMITS))
+        matcher = LLMatcher(self._tables(), text, log_level=0, limits=LLParserLimits(**limits))
         if matcher.is_error():
             raise GrammarError(_reason(matcher))
         state = GrammarState(matcher.deep_copy(), len(self._vocabulary.tokens))
@@ -140,6 +156,7 @@ class GrammarState:
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._seconds_behind = 0.0
 
     @property
     def ended(self) -> bool:
@@ -157,15 +174,26 @@ class GrammarState:
 
     def write_allowed(self, words: Words) -> None:
         """The same as bits, the lowest first, into words [num_words(vocab)]."""
+        begin = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             raise GrammarError(_reason(self._matcher))
+        self._seconds_behind += time.thread_time() - begin
+        if self._seconds_behind > MAX_SECONDS_BEHIND:
+            raise GrammarError("it needs too much work for a token")
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """The sequence goes on with these. Raises GrammarError for one that may not come."""
+        begin = time.thread_time()
         for token_id in token_ids:
-            if self._matcher.is_stopped() or not self._matcher.consume_token(token_id):
-                raise GrammarError(f"token {token_id} is outside the grammar")
+            if not self._matcher.is_stopped() and self._matcher.consume_token(token_id):
+                continue
+            reason = _reason(self._matcher) if self._matcher.is_error() else ""
+            if reason and "satisfy the grammar" not in reason:  # a limit was passed
+                raise GrammarError(reason)
+            raise GrammarError(f"token {token_id} is outside the grammar")
+        spent = time.thread_time() - begin - SECONDS_PER_TOKEN * len(token_ids)
+        self._seconds_behind = max(0.0, self._seconds_behind + spent)
 
 
 def num_words(vocab_size: int) -> int:
@@ -211,7 +239,17 @@ class _TokenSource:
         return ids
 
 
+def _has_rules_of_a_client(text: str) -> bool:
+    """Whether a part, other than the frame that the server writes, is a grammar by itself."""
+    try:
+        parts = json.loads(text)["grammars"][1:]
+        return any("lark_grammar" in part for part in parts)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False  # the compiler says what is wrong with it
+
+
 def _reason(matcher: LLMatcher) -> str:
     """One line of bounded length."""
-    lines = [line.strip() for line in matcher.get_error().splitlines()]
+    text = matcher.get_error().replace("<non-verbose/>", "").replace("^", " ")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
     return " ".join(line for line in lines if line and "|" not in line)[:300] or "no reason given"

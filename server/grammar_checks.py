@@ -1,24 +1,26 @@
-"""Compiles grammars before the core hears of them: what does not compile is the client's error.
+"""Tries out grammars before the core hears of them: what does not serve is the client's error.
 
-A few threads of their own, a bound on what waits for them, a time limit, and a memory of the
-grammars that were good. The work itself is bounded by the compiler's fuel. Knows no fields.
+One child process that does it, a bound on what waits for it, and a memory of how grammars fared.
+Knows no fields.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.grammar import GrammarCompiler, GrammarError, Vocabulary
+from engine.grammar import GrammarError, Vocabulary
 from server.errors import InvalidRequest, Overloaded, retry_headers
+from server.grammar_process import GrammarProcess
 from server.grammar_text import Grammar
 from server.tokenizer import Tokenizer
 
-THREADS = 1
 MAX_WAITING = 64
-MAX_SECONDS = 10.0
-# The core has its own cache; this one only saves compiling the same twice to say "good".
-MAX_CACHE_BYTES = 16 << 20
+# Of CPU time; a large schema takes a tenth of it.
+MAX_SECONDS = 1.0
+MAX_REMEMBERED = 4_096
 
 
 class GrammarChecks:
@@ -27,69 +29,67 @@ class GrammarChecks:
     def __init__(self, tokenizer: Tokenizer, *, max_seconds: float = MAX_SECONDS) -> None:
         self._tokenizer = tokenizer
         self._max_seconds = max_seconds
-        self._compiler: GrammarCompiler | None = None
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+        self._process: GrammarProcess | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._num_open = 0
+        # By digest: why a grammar is refused, or "".
+        self._known: OrderedDict[bytes, str] = OrderedDict()
 
-    async def check(self, grammar: Grammar) -> None:
-        """Raises InvalidRequest for a grammar that cannot be used, Overloaded if many wait."""
-        compiler = self._compiler
-        spec = grammar.spec()
-        if compiler is not None and compiler.knows(spec):
-            return
-        if self._num_open >= MAX_WAITING:
-            raise Overloaded(
-                "The server is busy compiling grammars.",
-                code="grammar_queue_full",
-                headers=retry_headers(1.0),
-            )
-        self._num_open += 1
-        work = asyncio.get_running_loop().run_in_executor(self._pool, self._compile, grammar)
-        work.add_done_callback(self._closed)
-        try:
-            await asyncio.wait_for(asyncio.shield(work), self._max_seconds)
-        except TimeoutError:
-            raise InvalidRequest(
-                f"Compiling this grammar takes longer than {self._max_seconds:g} s.",
-                code="grammar_too_complex",
-            ) from None
-        except GrammarError as error:
-            raise InvalidRequest(
-                f"This constraint cannot be used: {error}.", code="invalid_schema"
-            ) from None
+    async def check(self, grammar: Grammar, spec: bytes) -> None:
+        """`spec` is what the grammar makes, and what the core will get.
+
+        Raises InvalidRequest for a grammar that cannot be used, Overloaded if many wait.
+        """
+        digest = hashlib.sha256(spec).digest()
+        fault = self._known.get(digest)
+        if fault is None:
+            if self._num_open >= MAX_WAITING:
+                raise Overloaded(
+                    "The server is busy compiling grammars.",
+                    code="grammar_queue_full",
+                    headers=retry_headers(1.0),
+                )
+            self._num_open += 1
+            work = asyncio.get_running_loop().run_in_executor(self._pool, self._try_out, grammar)
+            work.add_done_callback(self._closed)
+            fault = await asyncio.shield(work)
+        self._remember(digest, fault)
+        if fault:
+            raise InvalidRequest(f"This constraint cannot be used: {fault}.", code="invalid_schema")
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._process is not None:
+            self._process.close()
 
-    def _closed(self, work: asyncio.Future[None]) -> None:
+    def _closed(self, work: asyncio.Future[str]) -> None:
         self._num_open -= 1
         if not work.cancelled():
             work.exception()  # seen, also if the client has left
 
-    def _compile(self, grammar: Grammar) -> None:
-        if self._compiler is None:
-            self._compiler = _compiler_for(self._tokenizer)
+    def _remember(self, digest: bytes, fault: str) -> None:
+        self._known[digest] = fault
+        self._known.move_to_end(digest)
+        while len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
+
+    def _try_out(self, grammar: Grammar) -> str:
         try:
-            self._compiler.start(grammar.spec())
-        except GrammarError:
-            self._blame(grammar, self._compiler)
-            raise
-
-    def _blame(self, grammar: Grammar, compiler: GrammarCompiler) -> None:
-        """Raises GrammarError that names the part at fault, if one alone is."""
-        for name, label in grammar.labels.items():
-            try:
-                compiler.start(Grammar(f"start: @{name}", {name: grammar.parts[name]}).spec())
-            except GrammarError as error:
-                raise GrammarError(f"{label}: {error}") from None
+            if self._process is None:
+                self._process = GrammarProcess(
+                    _vocabulary_of(self._tokenizer), max_seconds=self._max_seconds
+                )
+            self._process.check(grammar)
+        except GrammarError as error:
+            return str(error)
+        return ""
 
 
-def _compiler_for(tokenizer: Tokenizer) -> GrammarCompiler:
+def _vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     if not tokenizer.eos_token_ids:
         raise GrammarError("this model has no token that ends an answer")
-    vocabulary = Vocabulary(
+    return Vocabulary(
         tokenizer.all_token_bytes(),
         tuple(sorted(tokenizer.special_ids)),
         tuple(sorted(tokenizer.eos_token_ids)),
     )
-    return GrammarCompiler(vocabulary, max_cache_bytes=MAX_CACHE_BYTES)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -16,6 +18,8 @@ from typing import Protocol
 from scheduler.types import Abort, Command, Drain, Submit
 
 _THREADS = 1
+# The thread that compiles stands back behind those that compute.
+_NICENESS = 10
 
 
 class Source(Protocol):
@@ -28,6 +32,7 @@ class Source(Protocol):
 class Compiler(Protocol):
     """engine.grammar.GrammarCompiler, as far as it is used here."""
 
+    def prepare(self) -> None: ...
     def knows(self, spec: bytes) -> bool: ...
     def start(self, spec: bytes) -> object: ...
 
@@ -45,6 +50,8 @@ class GrammarInbox:
         os.set_blocking(self._bell, False)
         os.set_blocking(self._ring, False)
         source.wake_on(self._bell)
+        # Before anybody is served, not with the first grammar: it holds the interpreter lock.
+        self._pool.submit(compiler.prepare)
 
     def take(self, *, block: bool) -> list[Command]:
         """What came and what has become ready. Raises what the source raises."""
@@ -94,6 +101,7 @@ class GrammarInbox:
         return released
 
     def _compile(self, spec: bytes) -> None:
+        _stand_back()
         # A grammar that fails fails again at admission, where its request can be told.
         with contextlib.suppress(ValueError):
             self._compiler.start(spec)
@@ -105,3 +113,9 @@ class GrammarInbox:
     def _hear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._bell, 4096)
+
+
+def _stand_back() -> None:
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -22,6 +22,8 @@ from server.reasoning import CLOSING, OPENING, Thinking
 WHITESPACE = r"( |\n[ \t]{0,32})?"
 ANYTHING = r"/(.|\n)*/"
 ANSWER = "answer"
+# Of the EBNF that is converted: the work grows with the square.
+MAX_RULES = 500
 # Where only one text can follow, the model still chooses how to cut it into tokens.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 # Every beginning of "</think>", for a thought that may hold any of them.
@@ -75,6 +77,8 @@ def ebnf_part(text: str) -> Part:
     if "::=" not in text:
         return {"lark_grammar": text}
     names = _RULE.findall(text)
+    if len(names) > MAX_RULES:
+        raise GrammarTextError(f"the grammar has {len(names)} rules, the limit is {MAX_RULES}")
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise GrammarTextError(f"the rule '{min(twice)}' is defined twice")

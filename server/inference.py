@@ -333,7 +333,7 @@ class OneAnswer(Generic[FieldsT]):
         )
         # The groups of one answer share their grammar.
         if groups[0].grammar is not None:
-            await services.grammars.check(groups[0].grammar)
+            await services.grammars.check(groups[0].grammar, groups[0].requests[0].grammar)
         self._clock.tokenized = services.now()
         self._groups = groups
         self._context.timeline = services.recorder.begin(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 MAX_DEPTH = 48
@@ -17,6 +18,8 @@ MAX_NODES = 20_000
 MAX_BYTES = 512 << 10
 MAX_PATTERN_CHARS = 2_000
 MAX_INTEGER = 2**63
+# The compiler counts in remainders; powers of ten cost nothing.
+MAX_DIVISOR = 10_000
 
 Schema = dict[str, Any]
 
@@ -230,8 +233,16 @@ def _number(name: str, value: Any) -> None:
         raise SchemaError(f"'{name}' must be a number")
     if isinstance(value, int) and abs(value) >= MAX_INTEGER:
         raise SchemaError(f"'{name}' is beyond 64 bits")
-    if name == "multipleOf" and value <= 0:
+    if name == "multipleOf":
+        _divisor(value)
+
+
+def _divisor(value: float) -> None:
+    if value <= 0:
         raise SchemaError("'multipleOf' must be positive")
+    digits = Decimal(repr(value)).normalize().as_tuple().digits
+    if int("".join(map(str, digits))) > MAX_DIVISOR:
+        raise SchemaError(f"'multipleOf' is supported up to {MAX_DIVISOR}, times a power of ten")
 
 
 def _count(name: str, value: Any) -> None:

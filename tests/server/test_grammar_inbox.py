@@ -20,6 +20,9 @@ class SlowCompiler:
         self.may_end = threading.Event()
         self.known: set[bytes] = set()
 
+    def prepare(self) -> None:
+        pass
+
     def knows(self, spec: bytes) -> bool:
         return spec in self.known
 

@@ -22,6 +22,13 @@ def free_port() -> int:
 @contextmanager
 def real_server(*flags: str) -> Iterator[str]:
     """Its URL, once it is ready; it ends with the block."""
+    with real_process(*flags) as (url, _):
+        yield url
+
+
+@contextmanager
+def real_process(*flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The same, with the process."""
     port = free_port()
     command = [sys.executable, "-m", "server", "serve", "--port", str(port)]
     with subprocess.Popen(
@@ -32,7 +39,7 @@ def real_server(*flags: str) -> Iterator[str]:
         url = f"http://127.0.0.1:{port}"
         try:
             _wait(process, url)
-            yield url
+            yield url, process
         finally:
             process.terminate()
             try:

@@ -1,0 +1,113 @@
+"""The program that tries out grammars, run as a child process and fed line by line.
+
+No fuel bounds all that a compiler does with what a client wrote, so it runs here, where the kernel
+enforces the limits: a timer of CPU seconds (which a busy machine does not shorten) kills a
+compilation that takes too long, RLIMIT_AS stops one that wants too much memory. It steps back
+behind the engine for the processor. The other end is grammar_process.py.
+
+The first line holds the vocabulary, every other one a grammar; the answer to each is a line.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from engine.grammar import GrammarCompiler, GrammarError, Vocabulary
+
+NICENESS = 5
+# Beyond what the process holds with the tables of its vocabulary.
+MEMORY_LIMIT_BYTES = 256 << 20
+# What one grammar may leave behind: the core will hold as much.
+MAX_GROWTH_BYTES = 32 << 20
+# What is only found out on the way: rows of too many items, masks that cost too much.
+WALK_TOKENS = 48
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us too; we end with EOF
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it does
+    os.nice(NICENESS)
+    source, answers = sys.stdin.buffer, sys.stdout.buffer
+    compiler = _compiler(json.loads(source.readline()))
+    compiler.prepare()
+    if sys.platform == "linux":
+        _limit_memory()
+    _say(answers, {})
+    for line in source:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+        answer = _try_out(compiler, request)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _say(answers, answer)
+    return 0
+
+
+def _say(answers: BinaryIO, answer: dict[str, str]) -> None:
+    answers.write(json.dumps(answer).encode() + b"\n")
+    answers.flush()
+
+
+def _compiler(given: dict[str, Any]) -> GrammarCompiler:
+    tokens = tuple(base64.b64decode(token) for token in given["tokens"])
+    vocabulary = Vocabulary(tokens, tuple(given["special_ids"]), tuple(given["eos_token_ids"]))
+    return GrammarCompiler(vocabulary, max_cache_bytes=0)
+
+
+def _limit_memory() -> None:
+    held = _pages(0) + MEMORY_LIMIT_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (held, held))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _pages(column: int) -> int:
+    """Bytes of address space (0) or of memory (1) of this process."""
+    if sys.platform != "linux":
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[column]) * resource.getpagesize()
+
+
+def _try_out(compiler: GrammarCompiler, request: dict[str, Any]) -> dict[str, str]:
+    """{} for a grammar that serves, else {"error"}: one line, that names a part if one is bad."""
+    before = _pages(1)
+    try:
+        _walk(compiler, request["spec"].encode())
+    except GrammarError as error:
+        return {"error": _blame(compiler, request["parts"]) or str(error)}
+    except MemoryError:
+        return {"error": "it needs too much memory", "is_spent": "yes"}
+    if _pages(1) - before > MAX_GROWTH_BYTES:
+        return {"error": "it needs too much memory", "is_spent": "yes"}
+    return {}
+
+
+def _blame(compiler: GrammarCompiler, parts: list[list[str]]) -> str:
+    for label, spec in parts:
+        try:
+            _walk(compiler, spec.encode())
+        except GrammarError as error:
+            return f"{label}: {error}"
+    return ""
+
+
+def _walk(compiler: GrammarCompiler, spec: bytes) -> None:
+    """Some way into the grammar, the same one each time. Raises GrammarError."""
+    draw = random.Random(1)
+    state = compiler.start(spec)
+    for _ in range(WALK_TOKENS):
+        if state.ended:
+            break
+        state.accept([int(draw.choice(np.flatnonzero(state.allowed())))])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
