@@ -6,9 +6,9 @@ core in inference.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from server.chat_plan import plan_chat, template_variables
+from server.chat_plan import plan_chat, template_variables, tool_format
 from server.chat_template import ChatTemplate, TemplateError
 from server.errors import InvalidRequest
 from server.generation import PromptGroup
@@ -19,8 +19,10 @@ from server.prepare import (
     check_prompt_logprobs,
     make_group,
 )
+from server.reasoning import CLOSING, OPENING
 from server.requests import RequestOrigin
 from server.schemas import ChatRequest
+from server.special_text import MarkedText, Shield
 from server.sse import to_json
 from server.text import TextError
 from server.tools.definitions import ToolPlan, plan_tools
@@ -42,12 +44,12 @@ def prepare_chat(
     wanted = _wanted_tokens(fields)
     tools = _tools(fields)
     text = _render(fields, tools, model)
-    check_length(len(text), model)
+    check_length(len(text.marked), model)
     prompt = model.tokenizer.encode_chat(text)
     if not prompt:
         raise InvalidRequest("The messages make an empty prompt.", param="messages")
     prompt = truncate_prompt(prompt, fields, model, wanted=wanted)
-    plan = plan_chat(fields, tools, model, text)
+    plan = plan_chat(fields, tools, model, text.text)
     group = make_group(
         fields,
         prompt,
@@ -81,10 +83,10 @@ def _tools(fields: ChatRequest) -> ToolPlan:
 
 def render_chat(fields: ChatRequest, model: ServedModel) -> str:
     """The text of the prompt that the messages make. Raises InvalidRequest."""
-    return _render(fields, _tools(fields), model)
+    return _render(fields, _tools(fields), model).text
 
 
-def _render(fields: ChatRequest, tools: ToolPlan, model: ServedModel) -> str:
+def _render(fields: ChatRequest, tools: ToolPlan, model: ServedModel) -> MarkedText:
     template = model.tokenizer.chat_template
     if template is None:
         raise InvalidRequest(
@@ -107,13 +109,17 @@ def _render(fields: ChatRequest, tools: ToolPlan, model: ServedModel) -> str:
     check_length(_num_chars(messages), model)
     variables = _variables(fields, model)
     shown: list[Any] | None = list(tools.shown) or None
+    shield = Shield(model.tokenizer.special_tokens, messages, shown)
+    messages = [_shielded(shield, message, model) for message in messages]
     if shown and "tools" not in template.source:
-        messages = _with_instructions(messages, shown)
+        messages = _with_instructions(messages, shield(to_json(shown)))
         shown = None
+    shown = shield(shown)
     if fields.continue_final_message:
-        return _render_open(fields, template, messages, shown, variables)
+        text = _render_open(fields, template, messages, shown, variables)
+        return MarkedText(text, shield.mark)
     try:
-        return template.render(
+        text = template.render(
             messages,
             tools=shown,
             add_generation_prompt=fields.add_generation_prompt,
@@ -121,6 +127,16 @@ def _render(fields: ChatRequest, tools: ToolPlan, model: ServedModel) -> str:
         )
     except (TemplateError, TextError) as error:
         raise _refusal(error) from None
+    return MarkedText(text, shield.mark)
+
+
+def _shielded(shield: Shield, message: dict[str, Any], model: ServedModel) -> dict[str, Any]:
+    """What an assistant said may hold the markers of its own thoughts and calls."""
+    if message["role"] != "assistant":
+        return cast(dict[str, Any], shield(message))
+    form = tool_format(model)
+    own = frozenset((OPENING, CLOSING, form.opening, form.closing, form.also))
+    return cast(dict[str, Any], shield(message, free=own))
 
 
 def _refusal(error: TemplateError | TextError) -> InvalidRequest:
@@ -136,9 +152,9 @@ def _as_template_message(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _with_instructions(messages: list[dict[str, Any]], tools: list[Any]) -> list[dict[str, Any]]:
+def _with_instructions(messages: list[dict[str, Any]], tools: str) -> list[dict[str, Any]]:
     """For a template that shows no tools: they are told by the system message."""
-    text = INSTRUCTIONS.format(tools=to_json(tools))
+    text = INSTRUCTIONS.format(tools=tools)
     if messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages]
     first = dict(messages[0])

@@ -15,6 +15,7 @@ from engine.gguf_file import open_gguf
 from server.detokenizer import IncrementalDetokenizer, decode
 from server.gguf_tokenizer import read_gguf
 from server.huggingface_tokenizer import read_directory
+from server.special_text import MarkedText, SpecialTokens
 from server.text import reject_surrogates
 from server.tokenizer_parts import TokenizerParts
 
@@ -33,6 +34,7 @@ class Tokenizer:
         self._suffix = list(parts.suffix)
         self._strips_first_space = parts.strips_first_space
         self._longest_token = parts.pieces.longest()
+        self.special_tokens = SpecialTokens(parts.backend)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a plain text. Special tokens spelled out in it become those tokens.
@@ -46,9 +48,16 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
-    def encode_chat(self, text: str) -> list[int]:
-        """Token ids of a rendered chat template: BOS is added only where the template did not."""
-        ids = self.encode(text, add_special_tokens=False)
+    def encode_chat(self, text: MarkedText) -> list[int]:
+        """Token ids of a rendered chat template: BOS is added only where the template did not.
+
+        Special tokens with the mark in them are plain text. Raises TextError.
+        """
+        if text.mark:
+            reject_surrogates(text.marked)
+            ids = self.special_tokens.encode(text)
+        else:
+            ids = self.encode(text.marked, add_special_tokens=False)
         if ids[: len(self._prefix)] == self._prefix:
             return ids
         return self._prefix + ids

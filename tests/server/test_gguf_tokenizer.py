@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine.default_model import find_default_model
 from engine.errors import ModelFileError
 from server.gguf_tokenizer import SPLITTERS, TokenType, read_gguf
+from server.special_text import MarkedText
 from server.token_pieces import SPACE_MARK
 from server.tokenizer import Tokenizer, load_tokenizer
 from tests.support.tokenizers import (
@@ -220,7 +221,7 @@ def test_default_chat_has_the_known_ids(smollm: Tokenizer) -> None:
     assert smollm.chat_template is not None
     text = smollm.chat_template.render([{"role": "user", "content": "hi"}])
     smollm.chat_template.close()
-    assert smollm.encode_chat(text) == [
+    assert smollm.encode_chat(MarkedText(text)) == [
         1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018,
         411, 407, 19712, 8182, 2, 198, 1, 4093, 198, 6004, 2, 198, 1, 520, 9531, 198,
     ]  # fmt: skip

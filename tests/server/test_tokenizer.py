@@ -15,6 +15,7 @@ from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 
 from engine.errors import ModelFileError
+from server.special_text import MarkedText
 from server.text import TextError
 from server.tokenizer import Tokenizer, load_tokenizer
 from tests.support.tokenizers import (
@@ -101,9 +102,9 @@ def test_special_tokens_are_added_on_request_only() -> None:
 
 def test_chat_prompt_gets_bos_once() -> None:
     tokenizer = byte_tokenizer(adds_bos=True)
-    assert tokenizer.encode_chat("<|bos|><|im_start|>a") == [BOS, IM_START, 97]
-    assert tokenizer.encode_chat("<|im_start|>a") == [BOS, IM_START, 97]
-    assert byte_tokenizer().encode_chat("a") == [97]
+    assert tokenizer.encode_chat(MarkedText("<|bos|><|im_start|>a")) == [BOS, IM_START, 97]
+    assert tokenizer.encode_chat(MarkedText("<|im_start|>a")) == [BOS, IM_START, 97]
+    assert byte_tokenizer().encode_chat(MarkedText("a")) == [97]
 
 
 @given(text=st.text(max_size=60))
