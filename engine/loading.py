@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import ModelFileError
 from engine.gguf_config import from_gguf
-from engine.gguf_file import open_gguf
+from engine.gguf_file import GGUFFile, open_gguf
 from engine.huggingface_config import from_huggingface
 from engine.model_config import ModelConfig
 
@@ -31,9 +31,26 @@ class LoadedModel:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model whose config is read and whose weights are not; `gguf` is None for a directory."""
+
+    path: Path
+    config: ModelConfig
+    gguf: GGUFFile | None
+
+
+def open_model(path: Path) -> ModelFiles:
+    """A directory or .gguf file, without importing torch. Raises ModelFileError."""
+    if path.is_dir():
+        return ModelFiles(path, from_huggingface(path), None)
+    file = open_gguf(path)
+    return ModelFiles(path, from_gguf(file), file)
+
+
 def load_config(path: Path) -> ModelConfig:
-    """The config alone, without reading weights, nor importing torch. Raises ModelFileError."""
-    return from_huggingface(path) if path.is_dir() else from_gguf(open_gguf(path))
+    """The config alone. Raises ModelFileError."""
+    return open_model(path).config
 
 
 def load_model(

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch
-from engine.gguf_file import open_gguf
 from engine.gguf_weights import GGUFWeights
 from engine.grammar import GrammarCompiler
-from engine.loading import load_config
+from engine.loading import ModelFiles, open_model
 from engine.model_config import ModelConfig
 from engine.native_cpu import Matrices, NativeModel, NativeOptions
 from engine.native_sampling import NativeChooser
@@ -43,16 +42,20 @@ def open_native(path: Path, *, quantise: bool = False) -> NativeFile:
 
     `quantise` rounds weights that are stored as floats to 8 bits.
     """
-    config = load_config(path)
-    if path.is_dir():
+    return native_file(open_model(path), quantise=quantise)
+
+
+def native_file(files: ModelFiles, *, quantise: bool) -> NativeFile:
+    """The same for files that are open."""
+    config = files.config
+    if files.gguf is None:
         from engine.safetensors_files import SafetensorsWeights
 
-        source = SafetensorsWeights(path)
+        source = SafetensorsWeights(files.path)
         warnings = tuple(check_names(config, source))
         return NativeFile(config, TensorMatrices(source, quantise=quantise), warnings)
-    file = open_gguf(path)
-    warnings = tuple(check_names(config, GGUFWeights(file, config)))
-    return NativeFile(config, GGUFMatrices(file, config, quantise=quantise), warnings)
+    warnings = tuple(check_names(config, GGUFWeights(files.gguf, config)))
+    return NativeFile(config, GGUFMatrices(files.gguf, config, quantise=quantise), warnings)
 
 
 def load_native(file: NativeFile, options: NativeOptions) -> NativeRunner:

@@ -7,9 +7,11 @@ Owns the top of the command line only. What a subcommand needs is imported when 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 
 _SERVE_EPILOG = """\
@@ -111,9 +113,10 @@ def _serve(parsed: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"paceline: {error}", file=sys.stderr)
         return 2
-    from server.early_core import EarlyCore
+    from server.early_core import EarlyCore, spawn_core
 
-    with EarlyCore() as core:
+    plan = json.dumps({"config": asdict(settings.engine), "limits": asdict(settings.limits)})
+    with EarlyCore(lambda descriptor: spawn_core(descriptor, plan)) as core:
         from server.serve import serve
 
         return serve(settings, core)

@@ -22,23 +22,26 @@ from scheduler.limits import SchedulerLimits
 from scheduler.loop import Engine
 from scheduler.policy import POLICIES, Policy, max_total_tokens
 from scheduler.types import KVCapacity
+from server.cache_size import size_cache
 from server.config import EngineConfig
 from server.grammar_inbox import Compiler
-from server.wire import CoreInfo, Start
+from server.wire import CoreInfo, Plan, Start
 
 if TYPE_CHECKING:
     import torch
 
     from engine.grammar import GrammarCompiler
-    from engine.kv_memory import ElementSize
-    from engine.loading import LoadedModel
+    from engine.loading import LoadedModel, ModelFiles
     from engine.model_config import ModelConfig
+    from engine.native_runner import NativeRunner
     from engine.step_engine import StepEngine
     from engine.torch_engine import TorchEngine
 
 log = logging.getLogger("paceline.core")
 
 Report = Callable[[str, int, int], None]  # stage, done, total
+
+_CPU_WARM_UP = 8  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +81,79 @@ def _may_have_cuda() -> bool:
     return True
 
 
-def build_core(start: Start, report: Report) -> Core:
-    """The core of a real model, warm. Raises ModelFileError for what a person can put right."""
-    from engine.loading import load_config
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A native model in memory: all that needs no fact of the tokenizer."""
+
+    config: EngineConfig
+    limits: SchedulerLimits
+    model: ModelConfig
+    runner: NativeRunner
+    capacity: KVCapacity
+    weights: str
+    formula: str
+    num_threads: int
+
+    def suits(self, start: Start) -> bool:
+        named = replace(self.config, served_model_name=start.config.served_model_name)
+        return named == start.config and self.limits == start.limits
+
+
+def pack_early(plan: Plan) -> Packed | None:
+    """For a Start that is still on its way; None for whatever build_core has to do or to say."""
+    from engine.default_model import resolve_model
+    from engine.kernels.cpu.library import KernelError
+    from engine.loading import open_model
+    from engine.native_runner import native_engine
+
+    config = plan.config
+    if config.model and not Path(config.model).exists():
+        return None  # a hub name, or a mistake
+    try:
+        path = resolve_model(config.model or None)
+        config = replace(config, model=str(path))
+        device = _choose_device(config.device)
+        files = open_model(path)
+        if _choose_kernels(config, device, files.config)[0] != "native":
+            return None
+        packed = _pack(config, plan.limits, files)
+    except (ModelFileError, KernelError, MemoryError):
+        return None
+    # Any engine's first steps touch the memory of all; its blocks are nobody's afterwards.
+    native_engine(packed.runner, capacity=packed.capacity).warm_up(max_step_tokens=_CPU_WARM_UP)
+    return packed
+
+
+def build_core(start: Start, report: Report, packed: Packed | None = None) -> Core:
+    """The core of a real model, warm. Raises ModelFileError for what a person can put right.
+
+    `packed` spares some of the work if it is what `start` asks for.
+    """
+    from engine.loading import open_model
 
     begin = time.monotonic()
     config, limits = start.config, start.limits
     report("reading the model", 0, 0)
     device = _choose_device(config.device)
-    model = load_config(Path(config.model))
-    kernels = _choose_kernels(config, device, model)
-    build = {"native": _build_native, "triton": _build_cuda, "torch": _build_torch}[kernels]
-    built = build(start, model, device, report)
+    if packed is not None and packed.suits(start):
+        model, kernels = packed.model, "native"
+        built = _build_native(start, packed)
+    else:
+        files = open_model(Path(config.model))
+        model = files.config
+        kernels, reason = _choose_kernels(config, device, model)
+        if reason:
+            log.warning("reference kernels: %s", reason)
+        if kernels == "native":
+            report("packing weights", 0, 0)
+            built = _build_native(start, _pack(config, limits, files))
+        else:
+            build = {"triton": _build_cuda, "torch": _build_torch}[kernels]
+            built = build(start, model, device, report)
     engine, capacity = built.engine, built.engine.capacity
     report("warming up", 0, 0)
     # A GPU must meet its worst step before clients do; a CPU only has to load its libraries.
-    engine.warm_up(max_step_tokens=limits.max_step_tokens if device == "cuda" else 8)
+    engine.warm_up(max_step_tokens=limits.max_step_tokens if device == "cuda" else _CPU_WARM_UP)
     info = CoreInfo(
         model_name=config.served_model_name,
         max_model_len=max_total_tokens(capacity),
@@ -145,30 +205,34 @@ class Built:
     kernel_seconds: Callable[[], dict[str, float]] | None = None
 
 
-def _choose_kernels(config: EngineConfig, device: str, model: ModelConfig) -> str:
-    """The fastest that can be, if nothing else was asked for. Raises ModelFileError."""
+def _choose_kernels(
+    config: EngineConfig, device: str, model: ModelConfig
+) -> tuple[str, str | None]:
+    """The fastest that can be, if nothing else was asked for, and why no faster ones.
+
+    Raises ModelFileError.
+    """
     from engine.native_cpu import refusal
 
     native_only = _native_only(config)
     if device == "cuda" and native_only is None:
-        return "triton" if find_spec("triton") else "torch"
+        return ("triton" if find_spec("triton") else "torch"), None
     if config.cpu_kernels == "reference" or device != "cpu":
         if native_only is not None:
             raise ModelFileError(f"{native_only} needs the native kernels, on a CPU")
-        return "torch"
+        return "torch", None
     reason = refusal(model)
     if reason is None and config.block_size % 16:
         reason = f"--block-size {config.block_size} is no multiple of 16"
     if reason is None and config.dtype not in ("auto", "float32"):
         reason = f"--dtype {config.dtype} is for the reference kernels on a CPU"
     if reason is None:
-        return "native"
+        return "native", None
     if config.cpu_kernels == "native":
         raise ModelFileError(f"--cpu-kernels native: {reason}")
     if native_only is not None:
         raise ModelFileError(f"{native_only}: {reason}")
-    log.warning("reference kernels: %s", reason)
-    return "torch"
+    return "torch", reason
 
 
 def _native_only(config: EngineConfig) -> str | None:
@@ -178,38 +242,52 @@ def _native_only(config: EngineConfig) -> str | None:
     return None if config.kv_dtype == "auto" else f"--kv-dtype {config.kv_dtype}"
 
 
-def _build_native(start: Start, model: ModelConfig, device: str, report: Report) -> Built:
+def _pack(config: EngineConfig, limits: SchedulerLimits, files: ModelFiles) -> Packed:
     """Quantised weights stay as they are in the file; KV is float16 unless asked for otherwise."""
     import numpy as np
 
     from engine.cpu_count import usable_cores
     from engine.kv_memory import Int8KV
     from engine.native_cpu import NativeOptions
-    from engine.native_runner import load_native, native_engine, open_native
+    from engine.native_runner import load_native, native_file
 
-    config = start.config
     dtype = np.dtype(np.float32 if config.dtype == "float32" else np.float16)
     int8 = config.kv_dtype == "int8"
-    file = open_native(Path(config.model), quantise=config.cpu_quantize == "int8")
+    file = native_file(files, quantise=config.cpu_quantize == "int8")
     for warning in file.warnings:
         log.warning("%s", warning)
-    capacity, formula = _size_cache(model, start, device, Int8KV() if int8 else dtype)
-    report("packing weights", 0, 0)
+    capacity, formula = size_cache(file.config, config, limits, "cpu", Int8KV() if int8 else dtype)
     options = NativeOptions(
         num_blocks=capacity.num_blocks,
         block_size=capacity.block_size,
         max_model_len=capacity.max_model_len,
-        max_step_tokens=max(start.limits.max_step_tokens, capacity.num_slots),
+        max_step_tokens=max(limits.max_step_tokens, capacity.num_slots),
         num_threads=config.threads or usable_cores(),
         kv_type="int8" if int8 else dtype.name,
     )
-    grammars = _grammars(start, model)
+    form = "quantised" if file.weights.quantised else file.config.checkpoint_dtype
     runner = load_native(file, options)
+    return Packed(config, limits, file.config, runner, capacity, form, formula, options.num_threads)
+
+
+def _build_native(start: Start, packed: Packed) -> Built:
+    from engine.native_runner import native_engine
+
+    grammars = _grammars(start, packed.model)
     engine = native_engine(
-        runner, capacity=capacity, vocab_limit=start.vocab_limit, grammars=grammars
+        packed.runner,
+        capacity=packed.capacity,
+        vocab_limit=start.vocab_limit,
+        grammars=grammars,
     )
-    form = "quantised" if file.weights.quantised else model.checkpoint_dtype
-    return Built(engine, form, (formula,), options.num_threads, grammars, runner.kernel_seconds)
+    return Built(
+        engine,
+        packed.weights,
+        (packed.formula,),
+        packed.num_threads,
+        grammars,
+        packed.runner.kernel_seconds,
+    )
 
 
 def _build_torch(start: Start, model: ModelConfig, device: str, report: Report) -> Built:
@@ -221,7 +299,7 @@ def _build_torch(start: Start, model: ModelConfig, device: str, report: Report) 
     threads = start.config.threads or min(torch.get_num_threads(), usable_cores())
     torch.set_num_threads(threads)
     loaded, dtype = _load_weights(start, model, device, report)
-    capacity, formula = _size_cache(model, start, device, dtype)
+    capacity, formula = size_cache(model, start.config, start.limits, device, dtype)
     grammars = _grammars(start, model)
     engine = TorchEngine(
         loaded,
@@ -246,7 +324,7 @@ def _build_cuda(start: Start, model: ModelConfig, device: str, report: Report) -
     loaded, dtype = _load_weights(start, model, device, report)
     if config.deterministic:
         convert_linears(loaded.decoder, "invariant", dtype=dtype)
-    capacity, formula = _size_cache(model, start, device, dtype)
+    capacity, formula = size_cache(model, start.config, start.limits, device, dtype)
     grammars = _grammars(start, model)
     options: dict[str, Any] = {
         "device": torch.device(device),
@@ -331,57 +409,3 @@ def _device_name(device: str, num_threads: int) -> str:
 
         return str(torch.cuda.get_device_name())
     return f"cpu ({num_threads} threads)"
-
-
-def _size_cache(
-    model: ModelConfig, start: Start, device: str, dtype: ElementSize
-) -> tuple[KVCapacity, str]:
-    """How many blocks, and the line that says why. Raises ModelFileError if they do not fit.
-
-    Without --kv-memory it is what `max_running` sequences of full length could use, but on a GPU
-    at most nine tenths of the free memory, on a CPU at most a quarter of it and no more than four
-    such sequences or 2 GiB: RAM is shared with everything else on the machine.
-    """
-    from engine.kv_memory import (
-        available_memory,
-        blocks_for,
-        describe,
-        kv_bytes_per_token,
-        useful_blocks,
-    )
-
-    config = start.config
-    max_model_len = config.max_model_len or model.context_length
-    if max_model_len > model.context_length and model.rope.type != "dynamic":
-        raise ModelFileError(
-            f"--max-model-len {max_model_len}: the model's context is {model.context_length}"
-        )
-    free = available_memory(device)
-    bytes_per_token = kv_bytes_per_token(model, dtype)
-    memory = config.kv_memory
-    if memory is None and device == "cuda":
-        memory = free * 9 // 10
-    elif memory is None:
-        memory = min(free // 4, max(2 << 30, 4 * max_model_len * bytes_per_token))
-    elif memory > free:
-        raise ModelFileError(
-            f"--kv-memory {memory / 2**30:.2f}GiB: only {free / 2**30:.2f} GiB are free"
-        )
-    try:
-        num_blocks = blocks_for(
-            memory, bytes_per_token=bytes_per_token, block_size=config.block_size
-        )
-    except ValueError as error:
-        raise ModelFileError(str(error)) from None
-    if config.kv_memory is None:
-        useful = useful_blocks(
-            max_running=start.limits.max_running,
-            max_model_len=max_model_len,
-            block_size=config.block_size,
-        )
-        num_blocks = min(num_blocks, useful)
-    max_model_len = min(max_model_len, num_blocks * config.block_size)
-    if max_model_len < 2:
-        raise ModelFileError("the KV memory holds one token; a prompt and its answer need two")
-    capacity = KVCapacity(num_blocks, config.block_size, start.limits.max_running, max_model_len)
-    return capacity, describe(model, dtype, num_blocks=num_blocks, block_size=config.block_size)

@@ -22,16 +22,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.errors import ModelFileError
 from scheduler.limits import SchedulerLimits
 from scheduler.loop import Engine, EngineFailed, ServingLoop
 from scheduler.policy import Policy
 from scheduler.scheduler import Scheduler
-from server.core_build import Core, Report, build_core, import_libraries
+from server.core_build import Core, Report, build_core, import_libraries, pack_early
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
 from server.grammar_inbox import GrammarInbox
 from server.step_profile import StepProfile
-from server.wire import CoreInfo, Failed, FailureKind, Loading, Ready, Start
+from server.wire import CoreInfo, Failed, FailureKind, Loading, Plan, Ready, Start
 
 log = logging.getLogger("paceline.core")
 
@@ -160,8 +162,8 @@ def start_core_thread(
 
 
 def main(argv: Sequence[str], build: Build | None = None) -> int:
-    """The child: FD PARENT_PID. `build` replaces the real engine in tests of this process."""
-    descriptor, parent_pid = (int(argument) for argument in argv)
+    """The child: FD PARENT_PID [PLAN]. `build` replaces the real engine in tests."""
+    descriptor, parent_pid = (int(argument) for argument in argv[:2])
     _die_with(parent_pid)
     os.set_inheritable(descriptor, False)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -172,9 +174,12 @@ def main(argv: Sequence[str], build: Build | None = None) -> int:
     )
     if build is None:
         import_libraries()
+        packed = None
+        with contextlib.suppress(msgspec.DecodeError):  # a name that is no text
+            packed = pack_early(msgspec.json.decode(argv[2], type=Plan)) if argv[2:] else None
 
     def build_once(start: Start, report: Report) -> Core:
-        core = (build or build_core)(start, report)
+        core = build(start, report) if build else build_core(start, report, packed)
         # What is loaded stays: the collector need not walk it again and again.
         gc.collect()
         gc.freeze()

@@ -27,14 +27,15 @@ _BOOT = (
 Spawn = Callable[[int], subprocess.Popen[bytes]]
 
 
-def spawn_core(descriptor: int) -> subprocess.Popen[bytes]:
+def spawn_core(descriptor: int, plan: str = "") -> subprocess.Popen[bytes]:
     """The child, holding `descriptor`. Its stdout is our stderr: stdout is for people's eyes.
 
-    Call it from the thread that lives as long as the server: Linux ends the child with the thread
-    that started it.
+    `plan`, a server.wire.Plan in JSON, lets it begin before it is told to start. Call it from the
+    thread that lives as long as the server: Linux ends the child with the thread that started it.
     """
     root = str(Path(__file__).resolve().parent.parent)
     command = [sys.executable, "-P", "-c", _BOOT, root, str(descriptor), str(os.getpid())]
+    command += [plan] if plan else []
     return subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=2)
 
 

@@ -45,6 +45,16 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     special_ids: tuple[int, ...] = ()
 
 
+class Plan(msgspec.Struct, frozen=True):
+    """What the first core is told on its command line, as JSON: the settings as they were typed.
+
+    Start still says what to build; this only lets work begin before the server has loaded.
+    """
+
+    config: EngineConfig
+    limits: SchedulerLimits
+
+
 class Group(msgspec.Struct, frozen=True):
     """One Submit; the prompt and the grammar that its requests share travel once."""
 

@@ -32,6 +32,8 @@ ENGINE_WITHOUT_TORCH = {
     "engine.errors",
     "engine.default_model",
     "engine.grammar",
+    "engine.kv_memory",
+    "engine.model_config",
     "engine.simulated",
 }
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelFileError
+from engine.kernels.cpu.library import available_tiers
 from scheduler.policy import FirstComeFirstServed
 from scheduler.types import Finished, FinishReason, Tokens
 from server.config import DEFAULT_LIMITS, EngineConfig
-from server.core_build import build_core
+from server.core_build import build_core, pack_early
 from server.core_channel import CoreInbox
 from server.core_client import CoreClient, CoreState
 from server.core_process import EXIT_DONE, EXIT_ENGINE, CoreThread, start_core_thread
@@ -30,13 +31,15 @@ from server.wire import (
     FrameBuffer,
     FromCore,
     Group,
+    Plan,
     Ready,
     Start,
     Step,
     decode_from_core,
     encode,
 )
-from tests.support.models import save_tiny_model
+from tests.support.models import save_tiny_model, write_gguf
+from tests.support.models import tiny_model as tiny_random_model
 from tests.support.scripted_engine import (
     LIMITS,
     VOCAB_SIZE,
@@ -260,3 +263,41 @@ def test_the_pool_limits_what_is_promised_to_one_request(tiny_model: Path) -> No
     tokens = core.info.capacity.num_blocks * core.info.capacity.block_size
     assert core.info.max_model_len == tokens < core.info.context_length
     assert core.engine.capacity == core.info.capacity
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not available_tiers():
+        pytest.skip("the native kernels are not built here")
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(tiny_random_model("llama", hidden_size=128, head_dim=32), path)
+    return path
+
+
+def test_a_model_that_was_packed_early_is_the_one_that_runs(tiny_gguf: Path) -> None:
+    config = EngineConfig(model=str(tiny_gguf), device="cpu", kv_memory=10_000_000)
+    packed = pack_early(Plan(config, DEFAULT_LIMITS))
+    assert packed is not None
+    start = Start(replace(config, served_model_name="tiny"), DEFAULT_LIMITS, 100)
+    core, fresh = (build_core(start, lambda *_: None, early) for early in (packed, None))
+    assert core.engine._runner is packed.runner  # type: ignore[attr-defined]
+    assert replace(core.info, load_seconds=0) == replace(fresh.info, load_seconds=0)
+
+
+def test_what_was_packed_early_for_other_settings_is_not_used(tiny_gguf: Path) -> None:
+    config = EngineConfig(model=str(tiny_gguf), device="cpu", kv_memory=10_000_000)
+    packed = pack_early(Plan(config, DEFAULT_LIMITS))
+    other = Start(replace(config, kv_dtype="int8"), DEFAULT_LIMITS, 100)
+    core = build_core(other, lambda *_: None, packed)
+    assert "of scale" in core.info.notes[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "some/hub-name"}, {"kv_memory": 100}, {"cpu_kernels": "reference"}],
+)
+def test_what_can_not_be_packed_early_is_left_to_the_start(
+    tiny_gguf: Path, changes: dict[str, object]
+) -> None:
+    config = replace(EngineConfig(model=str(tiny_gguf), device="cpu"), **changes)  # type: ignore[arg-type]
+    assert pack_early(Plan(config, DEFAULT_LIMITS)) is None
