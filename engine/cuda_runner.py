@@ -18,12 +18,14 @@ from torch.nn import functional
 from engine.attention.triton import Columns, TritonAttention
 from engine.batch import Batch
 from engine.cuda_graphs import DecodeGraphs, Recorder, StaticInputs
+from engine.cuda_memory import is_out_of_memory, release_memory
 from engine.decoder import Decoder, DecoderLayer
 from engine.kernels.triton.norms import add_rms_norm, gated_silu, rms_norm
 from engine.kernels.triton.rotary import rotate_and_store
 from engine.kv_cache import KVCache
 
-# A step that does not fit into memory is cut into pieces; pieces of so few tokens always fit.
+# A step that does not fit into memory is cut into pieces; if not even pieces of so few tokens fit,
+# the scheduler makes smaller steps.
 MIN_PIECE = 16
 
 
@@ -100,13 +102,12 @@ class CudaRunner:
         try:
             results = [self._eager(part) for part in parts]
             return results[0] if len(results) == 1 else torch.cat(results)
-        except torch.OutOfMemoryError:
-            if max_tokens <= MIN_PIECE:
+        except RuntimeError as error:
+            if max_tokens <= MIN_PIECE or not is_out_of_memory(error):
                 raise
         # Outside the handler, whose traceback holds the tensors of the failed attempt.
         del parts
-        if self._cache.layers.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_memory(self._cache.layers.device)
         return self._forward_in_pieces(batch, max(MIN_PIECE, max_tokens // 2))
 
     def _eager(self, batch: Batch) -> Tensor:

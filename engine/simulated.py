@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from scheduler.loop import OutOfMemory
 from scheduler.types import (
     Admission,
     KVCapacity,
@@ -58,7 +59,7 @@ class SimulatedEngine:
     `cost` gives a step's seconds; with pipelining a step starts when it is submitted or when the
     one before it ends. `next_token(request_id, tokens so far)` is the model. `domain` tells apart
     KV that equal tokens do not make equal (an adapter, a tenant); `row_errors` injects the faults
-    of a plan as (row, message).
+    of a plan as (row, message), `refuses` a lack of memory.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class SimulatedEngine:
         *,
         domain: Callable[[str], int] = lambda request_id: 0,  # noqa: ARG005
         row_errors: Callable[[StepPlan], Iterable[tuple[int, str]]] = lambda plan: (),  # noqa: ARG005
+        refuses: Callable[[StepPlan], bool] = lambda plan: False,  # noqa: ARG005
     ) -> None:
         self.capacity = capacity
         self.clock = clock or VirtualClock()
@@ -77,6 +79,7 @@ class SimulatedEngine:
         self._next_token = next_token
         self._domain = domain
         self._row_errors = row_errors
+        self._refuses = refuses
         self._slots: dict[int, _Slot] = {}
         # Of each block the prefixes of its written offsets. Writing an offset drops those behind.
         self._kv: list[list[int]] = [[] for _ in range(capacity.num_blocks)]
@@ -86,12 +89,24 @@ class SimulatedEngine:
     def submit(self, plan: StepPlan) -> SimulatedResult:
         """Runs `plan` on the shadow KV now and lets its time pass when the result is awaited."""
         _require(plan.step == self._last_step + 1, "every plan runs, in order")
+        if self._refuses(plan):
+            self._begin(plan)
+            self._spoil(plan)
+            raise OutOfMemory("injected")
         self._last_step = plan.step
         seconds = self._cost(plan)
         self._free_at = max(self._free_at, self.clock()) + seconds
         return SimulatedResult(self._run(plan, seconds), self._free_at, self.clock)
 
     def _run(self, plan: StepPlan, seconds: float) -> StepResult:
+        self._begin(plan)
+        for row in range(len(plan.seq_ids)):
+            self._read(plan, row)
+        errors = tuple(self._row_errors(plan))
+        return self._sample(plan, errors, seconds)
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Everything of a step that has an effect on KV."""
         for admission in plan.admissions:
             self._admit(admission)
         for slot, index, block in zip(
@@ -105,10 +120,6 @@ class SimulatedEngine:
         writers: dict[int, int] = {}
         for row in range(len(plan.seq_ids)):
             self._write(plan, row, writers)
-        for row in range(len(plan.seq_ids)):
-            self._read(plan, row)
-        errors = tuple(self._row_errors(plan))
-        return self._sample(plan, errors, seconds)
 
     def _admit(self, admission: Admission) -> None:
         _require(0 <= admission.slot < self.capacity.num_slots, "the slot exists")
@@ -139,6 +150,14 @@ class SimulatedEngine:
             _require(before == held, f"block {block} continues its own sequence")
             del content[offset:]
             content.append(state.prefixes[position])
+
+    def _spoil(self, plan: StepPlan) -> None:
+        """What a refused step leaves where it would have written is worth nothing."""
+        for row, start in enumerate(plan.starts):
+            blocks = self._slots[plan.slots[row]].blocks
+            for position in range(start, start + plan.lengths[row]):
+                index, offset = divmod(position, self.capacity.block_size)
+                del self._kv[blocks[index]][offset:]
 
     @staticmethod
     def _extend_prefixes(state: _Slot, domain: int, end: int) -> None:

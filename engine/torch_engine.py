@@ -6,6 +6,7 @@ a step is StepEngine's; what to run next is the scheduler's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from engine.attention import select_attention
 from engine.batch import Batch
+from engine.cuda_memory import is_out_of_memory, release_memory
 from engine.decoder import Decoder
 from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
@@ -20,7 +22,10 @@ from engine.loading import LoadedModel
 from engine.step_engine import ModelRunner, StepEngine
 from engine.step_result import PendingStep
 from engine.torch_sampling import SamplerKernels, TorchSampling
+from scheduler.loop import OutOfMemory
 from scheduler.types import KVCapacity, StepPlan
+
+log = logging.getLogger("paceline.engine")
 
 
 class TorchRunner:
@@ -76,6 +81,7 @@ class TorchEngine:
         `sampler_kernels` replace parts of the sampler.
         """
         self.capacity = capacity
+        self._device = device
         self._runner = runner or TorchRunner(
             model.decoder,
             num_blocks=capacity.num_blocks,
@@ -94,10 +100,24 @@ class TorchEngine:
             grammars=grammars,
         )
 
-    @torch.inference_mode()
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Queue a step; on the cpu it is done at return. Steps run in the order of submission."""
-        return self._steps.submit(plan)
+        """Queue a step; on the cpu it is done at return. Steps run in the order of submission.
+
+        Raises OutOfMemory if there is no memory for it: then nothing was sampled, and the slots of
+        its rows have to be admitted again.
+        """
+        try:
+            with torch.inference_mode():
+                return self._steps.submit(plan)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = " ".join(str(error).split())
+        # Outside the handler, whose traceback holds the tensors of the failed attempt.
+        release_memory(self._device)
+        size = f"{len(plan.seq_ids)} rows and {sum(plan.lengths)} tokens"
+        log.warning("no memory for a step of %s: %.300s", size, reason)
+        raise OutOfMemory(reason)
 
     @torch.inference_mode()
     def warm_up(self, *, max_step_tokens: int) -> None:

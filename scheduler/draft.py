@@ -20,7 +20,9 @@ class Draft:
         self.left = budget
         self.rows: list[Sequence] = []
         self.lengths: list[int] = []
+        self.entered: list[Sequence] = []  # with this plan
         self.num_decodes = 0  # the leading rows
+        self.num_recomputed = 0  # tokens that were computed before a preemption
         self.copies: list[tuple[int, int]] = []
         self.published: list[tuple[int, int]] = []  # (row, block that it writes)
         self._starts: list[int] = []
@@ -33,6 +35,7 @@ class Draft:
     def admit(self, sequence: Sequence) -> None:
         """`sequence` has just got its slot and its blocks."""
         request = sequence.request
+        self.entered.append(sequence)
         self._admissions.append(
             Admission(
                 slot=sequence.slot,
@@ -75,6 +78,12 @@ class Draft:
             if sequence.num_computed == sequence.num_prefill:
                 sequence.prefilled_step = self.step
         return reaches_end
+
+    def take_back(self) -> None:
+        """Undo what the rows have advanced."""
+        for sequence, length, samples in zip(self.rows, self.lengths, self._samples, strict=True):
+            sequence.num_computed -= length
+            sequence.num_pending -= samples
 
     def start(self, row: int) -> int:
         return self._starts[row]

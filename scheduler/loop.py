@@ -29,7 +29,7 @@ class Engine(Protocol):
     def capacity(self) -> KVCapacity: ...
 
     def submit(self, plan: StepPlan) -> PendingResult:
-        """Returns before the device is done."""
+        """Returns before the device is done; raises OutOfMemory for a plan that does not fit."""
         ...
 
 
@@ -37,6 +37,13 @@ class Inbox(Protocol):
     def take(self, *, block: bool) -> list[Command]:
         """The commands that have come; with `block` waits until there is one."""
         ...
+
+
+class OutOfMemory(MemoryError):
+    """There was no memory for a plan, now. All its sequences must be admitted again.
+
+    Plans submitted before it are whole.
+    """
 
 
 class EngineFailed(RuntimeError):
@@ -98,6 +105,7 @@ class ServingLoop:
                 self._emit([self._scheduler.stats()])  # no step will say that things are quiet
 
     def _submit_next(self) -> bool:
+        """Whether there was a plan."""
         started_at = self._clock()
         plan = self._scheduler.schedule(started_at)
         if plan is None:
@@ -105,6 +113,9 @@ class ServingLoop:
         planned_at = self._clock()
         try:
             pending = self._engine.submit(plan)
+        except MemoryError:
+            self._emit(self._scheduler.take_back(plan, self._clock()))
+            return True
         except Exception as error:
             raise self._failed(f"the engine refused a step: {error}") from error
         self._in_flight.append(_Submitted(plan, pending, planned_at - started_at, planned_at))

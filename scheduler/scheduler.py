@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from dataclasses import replace
 from operator import attrgetter
 
 from scheduler.batch import Batch
@@ -18,8 +19,9 @@ from scheduler.limits import SchedulerLimits
 from scheduler.pace import Pace
 from scheduler.policy import Policy, max_total_tokens, never_fits
 from scheduler.prefix import Digest, KeyChain, sha256
+from scheduler.room import Room
 from scheduler.sequence import Sequence
-from scheduler.trace import Counts, kv_map, prompt_rows
+from scheduler.trace import Counts, kv_map, prompt_rows, step_stats
 from scheduler.types import (
     Abort,
     Command,
@@ -31,7 +33,6 @@ from scheduler.types import (
     Inspect,
     KVCapacity,
     Preempted,
-    PromptRow,
     Request,
     StepPlan,
     StepResult,
@@ -42,6 +43,8 @@ from scheduler.types import (
 )
 
 _by_key = attrgetter("key")
+# How often a request may be refused memory for a small row alone.
+MAX_REFUSALS = 3
 
 
 class Scheduler:
@@ -74,6 +77,7 @@ class Scheduler:
             min_tokens=max(capacity.block_size, limits.max_step_tokens // 32),
             max_tokens=limits.max_step_tokens,
         )
+        self._room = Room(limits.max_step_tokens)
         self._in_flight: deque[Draft] = deque()
         self._step = 0
         self._serial = 0
@@ -150,10 +154,10 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """The next step; None if no sequence can move before a result or a command arrives.
 
-        Every plan must be submitted, in order. Decodes come first, then running prefills, then
-        admissions; inside each group the policy's key decides.
+        Every plan must be submitted, in order, or taken back at once. Decodes come first, then
+        running prefills, then admissions; inside each group the policy's key decides.
         """
-        draft = Draft(self._step + 1, self.limits.max_step_tokens)
+        draft = Draft(self._step + 1, self._room.tokens)
         self._planned_at = now
         self._make_way(draft.step)
         blocks_ran_out = self._plan_decodes(draft)
@@ -169,7 +173,7 @@ class Scheduler:
         for row in range(draft.num_decodes, len(draft.rows)):
             start, end = draft.start(row), draft.start(row) + draft.lengths[row]
             lost = min(end, draft.rows[row].num_lost) - start
-            self._counts.recomputed_tokens += max(0, lost)
+            draft.num_recomputed += max(0, lost)
         self._step = draft.step
         self._in_flight.append(draft)
         return draft.plan()
@@ -178,14 +182,15 @@ class Scheduler:
         """One token for each decoding sequence; True if blocks ran out on the way.
 
         Going by key, every running sequence with a larger key than ours is not in the plan yet.
-        There are never more than the budget: each began with a row beside all the others.
+        There are more than the budget only while memory is short: each began with a row beside
+        all the others.
         """
         decodes = [s for s in self.batch.running if s.num_prefill <= s.num_computed < s.end]
         block_size = self.capacity.block_size
         num_preemptions = self._counts.preemptions
         for sequence in decodes:
-            if not sequence.is_running:
-                break  # gave way to an older one, as did all behind it
+            if not sequence.is_running or not draft.left:
+                break  # gave way to an older one, as did all behind it; or has to wait
             num_blocks = len(sequence.block_ids)
             if sequence.num_computed == num_blocks * block_size:
                 if not self._free_a_block(sequence):
@@ -295,8 +300,40 @@ class Scheduler:
         sequence.num_lost = max(sequence.num_lost, sequence.num_computed)
         sequence.num_preemptions += 1
         self._counts.preempted.append(Preempted(sequence.request.id, self._planned_at))
+        self._line_up(sequence)
+
+    def _line_up(self, sequence: Sequence) -> None:
         self.batch.leave(sequence)
         insort(self.waiting, sequence, key=_by_key)
+
+    def take_back(self, plan: StepPlan, now: float) -> list[Event]:
+        """The engine had no memory for the newest plan: it never was, and its rows enter anew.
+
+        What the engine did of it before can be anything but tokens, so nothing of it is trusted,
+        and steps have less room for a while. A row that is small and alone is tried a few times
+        and then ends its request. The last event is a StepStats.
+        """
+        draft = self._in_flight.pop()
+        assert draft.step == plan.step, "only the newest plan can be taken back"
+        self._step -= 1
+        self._room.refuse(sum(draft.lengths))
+        self._counts.refused_steps += 1
+        for _, block in draft.published:
+            self.batch.pool.unpublish(block)
+        draft.take_back()
+        first = draft.rows[0]
+        if len(draft.rows) == 1 and draft.lengths[0] <= self.capacity.block_size:
+            first.num_refusals += 1
+            if first.num_refusals == MAX_REFUSALS:
+                self._room.relieve()
+                message = "the engine has no memory left for this request"
+                return [self._finish(first, FinishReason.ERROR, now, message), self.stats()]
+        for sequence in draft.rows:
+            if sequence in draft.entered:
+                self._line_up(sequence)  # it has not run yet
+            else:
+                self._preempt(sequence)
+        return [self.stats()]
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -307,6 +344,8 @@ class Scheduler:
         """
         draft = self._in_flight.popleft()
         assert draft.step == plan.step == result.step, "results come in the order of plans"
+        self._room.fit()
+        self._counts.recomputed_tokens += draft.num_recomputed
         errors = dict(result.row_errors)
         for row, block in draft.published:
             if row in errors:
@@ -320,16 +359,18 @@ class Scheduler:
                 events.append(self._finish(sequence, FinishReason.ERROR, now, errors[row]))
             else:
                 events.extend(self._apply_row(sequence, plan, result, row, now))
-        num_tokens = sum(draft.lengths)
         num_decodes = draft.num_decodes
-        self._pace.observe(num_tokens - num_decodes, num_decodes, result.device_seconds)
-        rows = prompt_rows(plan, num_decodes)
-        events.append(
-            self._stats(
-                plan.step, num_tokens - num_decodes, num_decodes, result.device_seconds, rows
-            )
+        num_prefill = sum(draft.lengths) - num_decodes
+        self._pace.observe(num_prefill, num_decodes, result.device_seconds)
+        stats = replace(
+            self.stats(),
+            step=plan.step,
+            num_prefill_tokens=num_prefill,
+            num_decode_tokens=num_decodes,
+            device_seconds=result.device_seconds,
+            prompt_rows=prompt_rows(plan, num_decodes),
         )
-        return events
+        return [*events, stats]
 
     def _apply_row(
         self, sequence: Sequence, plan: StepPlan, result: StepResult, row: int, now: float
@@ -399,31 +440,5 @@ class Scheduler:
 
     def stats(self) -> StepStats:
         """The gauges and what was counted since the last StepStats, outside of any step."""
-        return self._stats(self._step, 0, 0, 0.0)
-
-    def _stats(
-        self,
-        step: int,
-        num_prefill_tokens: int,
-        num_decode_tokens: int,
-        device_seconds: float,
-        rows: tuple[PromptRow, ...] = (),
-    ) -> StepStats:
         counts, self._counts = self._counts, Counts()
-        return StepStats(
-            step=step,
-            num_running=len(self.batch.running),
-            num_waiting=len(self.waiting),
-            num_blocks=self.batch.pool.num_blocks,
-            num_blocks_used=self.batch.pool.num_referenced,
-            num_blocks_cached=self.batch.pool.num_cached,
-            num_prefill_tokens=num_prefill_tokens,
-            num_decode_tokens=num_decode_tokens,
-            num_preemptions=counts.preemptions,
-            num_recomputed_tokens=counts.recomputed_tokens,
-            prefix_queries=counts.prefix_queries,
-            prefix_hits=counts.prefix_hits,
-            device_seconds=device_seconds,
-            prompt_rows=rows,
-            preempted=tuple(counts.preempted),
-        )
+        return step_stats(counts, self.batch, step=self._step, num_waiting=len(self.waiting))

@@ -56,6 +56,8 @@ class Sequence:
     has_sampled: bool = False
     num_prompt_logprobs: int = 0
     num_preemptions: int = 0
+    # Times that there was no memory for a small row of it alone.
+    num_refusals: int = 0
     # Positions computed before the last preemption; computing them again is waste worth counting.
     num_lost: int = 0
 

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from scheduler.batch import Batch
-from scheduler.types import KVMap, Preempted, PromptRow, StepPlan
+from scheduler.types import KVMap, Preempted, PromptRow, StepPlan, StepStats
 
 _CACHED, _SHARED, _FIRST_OWNER = 1, 2, 3
 
@@ -23,10 +23,29 @@ class Counts:
     recomputed_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    refused_steps: int = 0
 
     @property
     def preemptions(self) -> int:
         return len(self.preempted)
+
+
+def step_stats(counts: Counts, batch: Batch, *, step: int, num_waiting: int) -> StepStats:
+    """Counts and gauges; what the step itself held is the caller's to add."""
+    return StepStats(
+        step=step,
+        num_running=len(batch.running),
+        num_waiting=num_waiting,
+        num_blocks=batch.pool.num_blocks,
+        num_blocks_used=batch.pool.num_referenced,
+        num_blocks_cached=batch.pool.num_cached,
+        num_preemptions=counts.preemptions,
+        num_recomputed_tokens=counts.recomputed_tokens,
+        num_refused_steps=counts.refused_steps,
+        prefix_queries=counts.prefix_queries,
+        prefix_hits=counts.prefix_hits,
+        preempted=tuple(counts.preempted),
+    )
 
 
 def prompt_rows(plan: StepPlan, num_decodes: int) -> tuple[PromptRow, ...]:

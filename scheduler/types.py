@@ -266,9 +266,10 @@ class StepStats:
     """Facts after one turn of the loop. Gauges are now; counts and seconds are this turn's.
 
     A turn that only handled commands has num_prefill_tokens = num_decode_tokens = 0 and no
-    seconds. Prefix queries and hits are prompt tokens looked up and found at admission. The step
-    ended at `ended_at`. Its rows that are not in `prompt_rows` are the decodes: one for each
-    sequence that runs and is past its prompt.
+    seconds. Prefix queries and hits are prompt tokens looked up and found at admission. Refused
+    steps are plans that the engine had no memory for. The step ended at `ended_at`. Its rows that
+    are not in `prompt_rows` are the decodes: one for each sequence that runs and is past its
+    prompt.
     """
 
     step: int
@@ -289,6 +290,7 @@ class StepStats:
     ended_at: float = 0.0
     prompt_rows: tuple[PromptRow, ...] = ()
     preempted: tuple[Preempted, ...] = ()
+    num_refused_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

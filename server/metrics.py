@@ -274,6 +274,10 @@ class Metrics:
         self.recomputed = self._counter(
             "recomputed_tokens", "Tokens computed again after preemptions."
         )
+        self.refused_steps = self._counter(
+            "refused_steps",
+            "Steps the engine had no memory for; smaller ones follow, or one request fails.",
+        )
         self.prefix_queries = self._counter(
             "prefix_queries", "Prompt tokens looked up in the prefix cache at admission."
         )
@@ -303,6 +307,7 @@ class Metrics:
         self.kv_cached.set(stats.num_blocks_cached / blocks)
         self.preemptions.inc(stats.num_preemptions)
         self.recomputed.inc(stats.num_recomputed_tokens)
+        self.refused_steps.inc(stats.num_refused_steps)
         self.prefix_queries.inc(stats.prefix_queries)
         self.prefix_hits.inc(stats.prefix_hits)
         prefill, decode = stats.num_prefill_tokens, stats.num_decode_tokens

@@ -100,12 +100,14 @@ class Answer:
     reason: FinishReason | None = None
     message: str = ""
     num_preemptions: int = 0
+    pooled: bytes = b""
 
 
 @dataclass
 class Served:
     answers: dict[str, Answer]
     prefix_hits: int = 0
+    num_refused_steps: int = 0
 
     @property
     def token_ids(self) -> dict[str, list[int]]:
@@ -154,6 +156,7 @@ def serve(
                 answer.token_ids.extend(event.token_ids)
                 answer.logprobs.extend(event.logprobs)
                 answer.prompt_logprobs.extend(event.prompt_logprobs)
+                answer.pooled += event.pooled
             elif isinstance(event, Finished):
                 answer = served.answers[event.request_id]
                 assert answer.reason is None
@@ -161,6 +164,7 @@ def serve(
                 answer.num_preemptions = event.num_preemptions
             elif isinstance(event, StepStats):
                 served.prefix_hits += event.prefix_hits
+                served.num_refused_steps += event.num_refused_steps
 
     inbox = ScriptedInbox(turns.get(turn, []) for turn in range(max(turns) + 1))
     ticks = itertools.count()

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.limits import SchedulerLimits
-from scheduler.types import KVCapacity, StepStats
+from scheduler.loop import OutOfMemory, PendingResult
+from scheduler.types import KVCapacity, StepPlan, StepStats
 from server.metrics import Metrics
 from tests.support.http_server import (
     COMPLETIONS,
@@ -51,6 +52,7 @@ async def test_exposition_has_every_promised_series() -> None:
         "requests_waiting",
         "kv_usage_ratio",
         "preemptions",
+        "refused_steps",
         "prefix_queries",
         "prefix_hits",
         "step_seconds",
@@ -154,6 +156,42 @@ async def test_preemption_counts_no_token_twice_and_observes_no_ttft_again() -> 
     assert metric(text, "paceline_generated_tokens_total") == used == 4 * 24
     assert metric(text, "paceline_time_to_first_token_seconds_count") == 4
     assert metric(text, "paceline_queue_seconds_count") == 4
+
+
+class CrampedEngine(TextEngine):
+    """Has no memory for a step of more than 20 tokens, nor for any with an `x` among them."""
+
+    def submit(self, plan: StepPlan) -> PendingResult:
+        admitted = {admission.slot: admission.token_ids for admission in plan.admissions}
+        self.tokens = {**self.tokens, **admitted}
+        heavy = any(ord("x") in self.tokens[slot] for slot in plan.slots)
+        if heavy or sum(plan.lengths) > 20:
+            raise OutOfMemory("no room")
+        return super().submit(plan)
+
+    tokens: dict[int, tuple[int, ...]] = {}  # noqa: RUF012 - replaced, never changed
+
+
+@in_loop
+async def test_steps_without_memory_are_counted_and_the_server_serves_on() -> None:
+    """One request that fits nowhere fails, with an error of ours; all others get their answers."""
+    async with house(CrampedEngine()) as server:
+        prompts = [[97 + i] * 15 for i in range(4)]
+        answers = await asyncio.gather(
+            *(server.complete(prompt, max_tokens=12) for prompt in prompts),
+            server.complete("x", max_tokens=4),
+        )
+        *good, bad = answers
+        assert [answer.status_code for answer in good] == [200] * 4
+        assert all(answer.json()["usage"]["completion_tokens"] == 12 for answer in good)
+        assert bad.status_code == 500
+        assert "no memory left for this request" in bad.json()["error"]["message"]
+        assert (await server.client.get("/health")).status_code == 200
+        await eventually(lambda: server.core.num_unfinished == 0)
+        text = await read(server)
+    assert metric(text, "paceline_refused_steps_total") > 0
+    assert metric(text, "paceline_requests_finished_total", reason="error") == 1
+    assert metric(text, "paceline_requests_finished_total", reason="length") == 4
 
 
 @in_loop

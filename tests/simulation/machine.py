@@ -98,6 +98,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fail_next_row(self, choice: int) -> None:
         self.rig.failing.add(self.one_of(choice))
 
+    @rule(tokens=st.integers(0, 12))
+    def run_short_of_memory(self, tokens: int) -> None:
+        self.rig.memory = tokens
+
+    @rule()
+    def have_memory_again(self) -> None:
+        self.rig.memory = 1 << 20
+
     @precondition(lambda self: len(self.rig.in_flight) <= self.rig.depth)
     @rule()
     def plan(self) -> None:

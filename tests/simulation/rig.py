@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from engine.simulated import SimulatedEngine, SimulatedResult, VirtualClock
 from scheduler.limits import SchedulerLimits
+from scheduler.loop import OutOfMemory
 from scheduler.policy import FirstComeFirstServed, Policy
 from scheduler.prefix import BlockKey, Digest, sha256
 from scheduler.scheduler import Scheduler
@@ -102,6 +103,7 @@ class Rig:
             self.clock,
             domain=lambda request_id: hash(self.answers[request_id].request.cache_namespace),
             row_errors=lambda plan: self._faults(plan),
+            refuses=lambda plan: sum(plan.lengths) > self.memory,
         )
         self.depth = depth
         self.in_flight: deque[tuple[StepPlan, SimulatedResult]] = deque()
@@ -109,6 +111,9 @@ class Rig:
         self.answers: dict[str, Answer] = {}
         self.stats: list[StepStats] = []
         self.failing: set[str] = set()  # requests whose next row fails
+        self.num_refused = 0
+        self.refused_alone: Counter[str] = Counter()
+        self.memory = 1 << 20  # tokens of the largest step that the engine has memory for
         self._num_made = 0
         self._published: deque[list[list[tuple[int, BlockKey]]]] = deque()
 
@@ -151,16 +156,33 @@ class Rig:
         return events
 
     def plan(self) -> StepPlan | None:
-        """Plans a step and submits it."""
+        """Plans a step and submits it; None if there is none, or no memory for it."""
         check = PlanCheck(self.scheduler)
         plan = self.scheduler.schedule(self.clock())
         check.check(plan)
         check_invariants(self.scheduler, self.digest)
-        if plan is not None:
-            self.plans.append(plan)
-            self._note_published(plan)
-            self.in_flight.append((plan, self.engine.submit(plan)))
+        if plan is None:
+            return None
+        try:
+            pending = self.engine.submit(plan)
+        except OutOfMemory:
+            self._take_back(plan)
+            return None
+        self.plans.append(plan)
+        self._note_published(plan)
+        self.in_flight.append((plan, pending))
         return plan
+
+    def _take_back(self, plan: StepPlan) -> None:
+        """Nobody of the plan runs any more; none fails but a small row alone, at its third try."""
+        events = self._record(self.scheduler.take_back(plan, self.clock()))
+        self.num_refused += 1
+        ended = [event for event in events if isinstance(event, Finished)]
+        small = len(plan.lengths) == 1 and plan.lengths[0] <= self.capacity.block_size
+        self.refused_alone += Counter(plan.seq_ids[:1] if small else ())
+        assert len(ended) == (small and self.refused_alone[plan.seq_ids[0]] == 3)
+        running = {sequence.request.id for sequence in self.scheduler.batch.running}
+        assert not running & set(plan.seq_ids)
 
     def apply(self) -> list[Event]:
         """Takes in the oldest result."""
@@ -185,8 +207,10 @@ class Rig:
 
     def step(self) -> StepPlan | None:
         """One turn of the loop."""
+        refused = self.num_refused
         plan = self.plan()
-        assert plan or self.in_flight or self.scheduler.idle, "somebody can always move"
+        moved = plan or self.in_flight or self.num_refused > refused
+        assert moved or self.scheduler.idle, "somebody can always move"
         if self.in_flight and (plan is None or len(self.in_flight) > self.depth):
             self.apply()
         return plan

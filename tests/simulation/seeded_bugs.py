@@ -110,6 +110,27 @@ BUGS = (
         "self.batch.pool.unpublish(block)",
         "pass",
     ),
+    Bug(
+        "keep what a refused plan published",
+        Scheduler,
+        "take_back",
+        "self.batch.pool.unpublish(block)",
+        "pass",
+    ),
+    Bug(
+        "wait for the token of a refused row",
+        Draft,
+        "take_back",
+        "sequence.num_pending -= samples",
+        "pass",
+    ),
+    Bug(
+        "let a refused row run on",
+        Scheduler,
+        "take_back",
+        "self._preempt(sequence)",
+        "pass",
+    ),
     Bug("ignore the namespace", KeyChain, "extend", "_ROOT + namespace", "_ROOT"),
     Bug("ignore what came before", KeyChain, "extend", "parent = digest", "pass"),
     Bug(
