@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.middleware import BODY_WRITER, RECEIVED
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
 
 # A new connection has this long to send its first head, a begun head to end.
 HEAD_SECONDS = 30.0
@@ -60,6 +63,26 @@ class ChunkWriter:
 
     def write(self, part: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+
+class UnchunkedSend:
+    """The `send` of an HTTP/1.0 answer: that client knows no chunks, so what is written without a
+    length ends with the connection (RFC 9112, 6.1)."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._has_length = True
+
+    async def __call__(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            names = [name.lower() for name, _ in message.get("headers", ())]
+            self._has_length = b"content-length" in names
+            if not self._has_length:
+                self._cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and not self._has_length:
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -123,6 +146,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         assert self.cycle is not None
         self.cycle.scope[BODY_WRITER] = ChunkWriter(self.cycle)  # type: ignore[literal-required]
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.send = UnchunkedSend(self.cycle)  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
         self._in_body = False

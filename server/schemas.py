@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.errors import InvalidRequest
 from server.field_faults import first_fault
+from server.unserved import REFUSED, refuse_unserved
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -168,51 +169,6 @@ class ChatRequest(GenerationFields):
     metadata: dict[str, str] | None = Field(None, max_length=16)
 
 
-# Fields that we know and do not serve: the values that ask for nothing, and what to say otherwise.
-NO_FUNCTIONS = "The old form of tool calls is not supported; use tools and tool_choice."
-NOT_HERE = "This field is not supported by this server."
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "suffix": (("",), "Filling in before a suffix is not supported by this server."),
-    "store": ((False,), "This server stores no answers."),
-    "service_tier": (("auto", "default"), "This server has the service tier 'default' only."),
-    "modalities": ((["text"],), "This server answers with text only."),
-    "reasoning_effort": (("none",), "There is no reasoning in /v1/completions."),
-    "verbosity": (("medium",), NOT_HERE),
-    "continue_final_message": ((False,), NOT_HERE),
-    "length_penalty": ((1, 1.0), NOT_HERE),
-    "use_beam_search": ((False,), "Beam search is not supported by this server."),
-    "tools": (([],), "There are no tools in /v1/completions."),
-    "tool_choice": (("none", "auto"), "There are no tools in /v1/completions."),
-    "functions": (([],), NO_FUNCTIONS),
-    "function_call": (("none", "auto"), NO_FUNCTIONS),
-} | dict.fromkeys(
-    (
-        "add_special_tokens",
-        "audio",
-        "chat_template",
-        "chat_template_kwargs",
-        "choice",
-        "documents",
-        "ebnf",
-        "grammar",
-        "json",
-        "json_object",
-        "json_schema",
-        "logit_processors",
-        "logits_processors",
-        "lora_path",
-        "mm_processor_kwargs",
-        "moderation",
-        "prediction",
-        "prompt_embeds",
-        "regex",
-        "structural_tag",
-        "thinking_token_budget",
-        "web_search_options",
-    ),
-    ((), NOT_HERE),
-)
-REFUSED_PREFIXES = ("guided_",)
 # Accepted, typed and reported: nothing in the answer depends on them.
 WITHOUT_EFFECT = frozenset({"user", "metadata"})
 
@@ -296,15 +252,3 @@ def _drop_nulls(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(options, dict):
         given["stream_options"] = {name: v for name, v in options.items() if v is not None}
     return given
-
-
-def refuse_unserved(name: str, value: Any) -> None:
-    """Raises InvalidRequest for a constraint that we do not keep."""
-    if name.startswith(REFUSED_PREFIXES):
-        raise InvalidRequest(NOT_HERE, param=name, code="unsupported_parameter")
-    if name not in REFUSED:
-        return
-    neutral, message = REFUSED[name]
-    # `True == 1` must not pass for the value of another type.
-    if not any(type(value) is type(allowed) and value == allowed for allowed in neutral):
-        raise InvalidRequest(message, param=name, code="unsupported_parameter")

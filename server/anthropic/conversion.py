@@ -11,7 +11,6 @@ from typing import Any
 from server.answers import Json
 from server.anthropic.schemas import (
     REFUSED,
-    CountRequest,
     CustomTool,
     MessagesRequest,
     Thinking,
@@ -26,8 +25,8 @@ from server.schemas import (
     Parsed,
     parse_chat,
     parse_strict,
-    refuse_unserved,
 )
+from server.unserved import refuse_unserved
 
 NOT_HERE = "This field is not supported by this server."
 
@@ -53,7 +52,8 @@ def parse_messages(raw: Json) -> Parsed[ChatRequest]:
 def parse_count(raw: Json) -> Parsed[ChatRequest]:
     given = {name: value for name, value in raw.items() if value is not None}
     own, shared = _split(given)
-    parsed = parse_strict(CountRequest, own)
+    # All fields of a request for an answer are taken here too.
+    parsed = parse_strict(MessagesRequest, {"max_tokens": 1} | own)
     chat = _chat(parsed.fields)
     return Parsed(parse_chat(chat | shared).fields, parsed.ignored, parsed.unknown)
 
@@ -75,7 +75,7 @@ def _split(given: Json) -> tuple[Json, Json]:
     return {name: value for name, value in given.items() if name not in shared}, shared
 
 
-def _chat(fields: CountRequest) -> Json:
+def _chat(fields: MessagesRequest) -> Json:
     messages = _system(fields.system)
     for index, turn in enumerate(fields.messages):
         messages += _turn(f"messages[{index}]", turn)

@@ -11,7 +11,8 @@ from typing import Any
 from server.answers import Json
 from server.errors import InvalidRequest
 from server.responses.schemas import REFUSED, CountRequest, FunctionTool, ResponseRequest
-from server.schemas import SHARED, WITHOUT_EFFECT, ChatRequest, refuse_unserved
+from server.schemas import SHARED, WITHOUT_EFFECT, ChatRequest
+from server.unserved import refuse_unserved
 
 LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")

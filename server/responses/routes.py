@@ -19,7 +19,7 @@ from server.pages import page_of
 from server.responses.background import BackgroundRuns, write_events
 from server.responses.conversion import chat_prompt, split
 from server.responses.creation import CreateResponse, earlier_items, find
-from server.responses.schemas import CountRequest
+from server.responses.schemas import ResponseRequest
 from server.responses.store import ResponseStore, StoredResponse
 from server.schemas import Parsed, parse_chat, parse_strict
 from server.sse import run_until_disconnect
@@ -75,7 +75,7 @@ class ResponseRoutes:
             data.reverse()
         return JSONResponse(page_of(data, request))
 
-    async def _count(self, fields: CountRequest, context: RequestContext) -> Json:
+    async def _count(self, fields: ResponseRequest, context: RequestContext) -> Json:
         model = self._services.model()
         check_model(fields.model, model.name)
         earlier = await earlier_items(self._store, context.tenant, fields.previous_response_id)
@@ -128,9 +128,10 @@ def _wish(request: Request) -> tuple[bool, int]:
     return True, int(after[:15])
 
 
-def _parse_count(raw: dict[str, Any]) -> Parsed[CountRequest]:
+def _parse_count(raw: dict[str, Any]) -> Parsed[ResponseRequest]:
+    """All fields of a request for an answer are taken here too; what is refused there is here."""
     own, _ = split(raw)
-    return parse_strict(CountRequest, own)
+    return parse_strict(ResponseRequest, own)
 
 
 def _key(request: Request) -> tuple[str, str]:

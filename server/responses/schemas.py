@@ -9,6 +9,18 @@ from pydantic import Field
 from server.schemas import INT64, MAX_TOP_LOGPROBS, Strict
 
 MAX_ITEMS = 4096
+# The first is served. The others are about tools and inputs that there are none of, and about
+# thoughts, which are told whole.
+Include = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 ModelName = Annotated[str, Field(max_length=1024)]
 
 
@@ -65,9 +77,7 @@ class ResponseRequest(CountRequest):
     temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(1.0, ge=0, le=1, allow_inf_nan=False)
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
-    include: list[Annotated[str, Field(max_length=128)]] = Field(
-        default_factory=list, max_length=16
-    )
+    include: list[Include] = Field(default_factory=list, max_length=16)
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     store: bool = True

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from server.config import ServerConfig
-from tests.server.test_openapi import BASES, SKIPPED, fields_of
+from server.schemas import WITHOUT_EFFECT
+from tests.server.test_openapi import BASES, NEEDS, SKIPPED, fields_of
 from tests.server.test_stream_equals_plain import STREAMING, streamed
 from tests.support.http_server import TextEngine, connect, eventually, house, in_loop
 
@@ -98,6 +99,47 @@ async def test_a_value_of_the_wrong_type_or_out_of_range_is_refused_by_name(path
                         assert error["param"] is not None, (name, value, error)
             assert statuses & {400, 404}, f"{name} takes anything"
         assert (await server.client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@in_loop
+async def test_a_field_of_another_endpoint_is_refused_by_name(path: str) -> None:
+    """A limit, an end or a form under the name that it has elsewhere must not be dropped."""
+    everywhere = {name for other in GENERATING for name in fields_of(other)}
+    foreign = {"format", "max_new_tokens", "n_predict", "output_format", "stop_regex"}
+    names = (everywhere | foreign) - fields_of(path).keys() - WITHOUT_EFFECT
+    assert len(names) > 20
+    async with house(TextEngine({"greet": "Hello."})) as server:
+        for name in sorted(names):
+            answer = await server.client.post(path, json={**BASES[path], name: "x"})
+            assert answer.status_code == 400, (name, answer.text)
+            error = answer.json()["error"]
+            assert name in (error.get("param") or error["message"]), answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+@in_loop
+async def test_a_counter_takes_all_fields_of_a_request(path: str) -> None:
+    tail = "/count_tokens" if path == "/v1/messages" else "/input_tokens"
+    async with house(TextEngine()) as server:
+        for name, field in fields_of(path).items():
+            for given in field.get("examples", []):
+                body = {**BASES[path], **NEEDS.get(name, {}), name: given}
+                answer = await server.client.post(path + tail, json=body)
+                assert answer.status_code == 200, (name, answer.text)
+        for name, value in (("temperature", 9), ("stop", "x"), ("grammar", "x")):
+            answer = await server.client.post(path + tail, json={**BASES[path], name: value})
+            assert answer.status_code == 400, (name, answer.text)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@in_loop
+async def test_the_error_of_another_media_type_is_the_requests(path: str) -> None:
+    async with house(TextEngine()) as server:
+        headers = {"content-type": "application/xml"}
+        answer = await server.client.post(path, content=b"{}", headers=headers)
+        assert answer.status_code == 415
+        assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.schemas import REFUSED, ChatRequest, CompletionRequest
+from server.schemas import ChatRequest, CompletionRequest
+from server.unserved import REFUSED
 from tests.support.http_server import CHAT, COMPLETIONS, TextEngine, house, in_loop, run
 from tests.support.tokenizers import IM_END
 

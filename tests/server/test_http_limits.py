@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import uvicorn
 
 from server.http_limits import LimitedProtocol
 from server.serve import HttpServer, bind
+from tests.support.http_server import COMPLETIONS, TextEngine, connect, events, house, texts
 
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
 
@@ -161,3 +163,23 @@ def test_http_1_0_needs_no_host() -> None:
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
 
     run(talk)
+
+
+def test_an_http_1_0_client_gets_no_chunks() -> None:
+    """It knows none: a stream ends with its connection, also where the client would keep it."""
+
+    async def check() -> None:
+        async with house(TextEngine({"greet": "Hello."}), live=True) as server:
+            body = json.dumps({"prompt": "greet", "stream": True}).encode()
+            chunked = await server.client.post(COMPLETIONS, content=body)
+            for keep in (b"", b"connection: keep-alive\r\n"):
+                reader, writer = await connect(server)
+                writer.write(b"POST /v1/completions HTTP/1.0\r\n" + keep)
+                writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+                head, _, text = (await reader.read(-1)).partition(b"\r\n\r\n")
+                writer.close()
+                assert b"transfer-encoding" not in head
+                assert b"connection: close" in head
+                assert texts(events(text.decode())) == texts(events(chunked.text))
+
+    asyncio.run(check())

@@ -258,6 +258,7 @@ async def test_what_is_not_served_is_refused_by_name() -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": []}, "input"),
         ({"background": True, "store": False}, "background"),
+        ({"include": ["everything"]}, "include[0]"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.schemas import REFUSED, ChatRequest, CompletionRequest
+from server.schemas import ChatRequest, CompletionRequest
+from server.unserved import REFUSED
 from tests.support.http_server import (
     CHAT,
     COMPLETIONS,
@@ -22,12 +23,14 @@ from tests.support.http_server import (
 from tests.support.refusals import USER, greeter, refused, refused_field
 from tests.support.tokenizers import BYTE_VOCAB_SIZE, byte_tokenizer
 
+BASES: dict[str, dict[str, Any]] = {CHAT: {"messages": USER}, COMPLETIONS: {"prompt": "greet"}}
+
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @in_loop
 async def test_body_that_is_no_json_object_is_refused(path: str) -> None:
     """B037."""
-    good = json.dumps({"messages": USER, "prompt": "greet"}).encode()
+    good = json.dumps(BASES[path]).encode()
     bodies = [b"[]", b"[1]", b'"x"', b"1", b"true", b"null", b"", b"{", b'{"a":1}{"b":2}', b"NaN"]
     bodies += [b"\xef\xbb\xbf" + good, good[:-1] + b',"user":"\xff"}', b"\x00", good + b"x"]
     bodies += [good[:-1] + b',"temperature":1e999}', good[:-1] + b",}", good.replace(b'"', b"'")]
@@ -42,7 +45,7 @@ async def test_body_that_is_no_json_object_is_refused(path: str) -> None:
 @in_loop
 async def test_of_a_key_given_twice_the_last_wins(path: str) -> None:
     """B037: the stated rule."""
-    base = json.dumps({"messages": USER, "prompt": "greet"})[:-1]
+    base = json.dumps(BASES[path])[:-1]
     async with house(greeter()) as server:
         answer = await server.client.post(path, content=base + ',"max_tokens":5,"max_tokens":2}')
         assert answer.json()["usage"]["completion_tokens"] == 2
@@ -272,7 +275,7 @@ def example(name: str) -> Any:
 @in_loop
 async def test_null_equals_absent(path: str, name: str) -> None:
     """B038: for every field, known or refused."""
-    base = {"messages": USER, "prompt": "greet", "seed": 1}
+    base = {"seed": 1, **BASES[path]}
     base.pop(name, None)
     async with house(greeter()) as server:
         absent = await server.client.post(path, json=base)

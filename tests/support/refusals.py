@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from server.errors import MAX_MESSAGE_CHARS
-from server.schemas import REFUSED, ChatRequest, CompletionRequest
+from server.schemas import ChatRequest, CompletionRequest
+from server.unserved import REFUSED
 from tests.support.http_server import CHAT, COMPLETIONS, House, TextEngine
 
 USER = [{"role": "user", "content": "greet"}]
