@@ -25,17 +25,23 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance"
 ENDLESS = ("/admin/live", "/admin/trace")
 # There are few different requests without a body; so many operations take all that they are given.
 NUM_RICH_OPERATIONS = 17
+# Of one answer: scripted ones may be endless, and an example is about its form.
+FUZZED_TOKENS = 128
 CLIENTS = ("openai", "anthropic", "langchain-openai", "litellm", "llama-index-llms-openai")
 
 
 @contextmanager
-def serving() -> Iterator[str]:
+def serving(*limits: str) -> Iterator[str]:
     """The URL of a server in a process of its own."""
     command = [sys.executable, "-m", "tests.clients.serving"]
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(
-            [*command, folder], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, folder, *limits],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         ) as server,
     ):
         assert server.stdout is not None
@@ -104,19 +110,23 @@ def node_clients() -> int:
 def fuzz(examples: int) -> int:
     each = max(1, -(-examples // NUM_RICH_OPERATIONS))
     command = [str(PYTHON / "schemathesis")]
-    with serving() as url:
+    with serving(str(FUZZED_TOKENS)) as url:
         command += ["run", f"{url}/openapi.json", "-H", f"Authorization: Bearer {KEY}"]
         command += ["--phases=fuzzing", f"--max-examples={each}", "--no-color"]
         command += [f"--checks={CHECKS},response_schema_conformance", "--continue-on-failure"]
+        command += ["--request-timeout=120"]
         for path in ENDLESS:
             command += ["--exclude-path", path]
         status, text = run(command, url, ROOT)
     seen = re.search(r"(\d+) generated", text)
     tested = re.search(r"Tested: (\d+)", text)
-    failures = re.search(r"(\d+) unique failures?", text.rsplit("Test cases:", 1)[-1])
+    summary = text.rsplit("Test cases:", 1)[-1]
+    failures = re.search(r"(\d+) unique failures?", summary)
+    errors = re.search(r"(\d+) errored", summary)
     print(
         f"fuzz: {seen[1] if seen else 0} examples over {tested[1] if tested else 0} operations, "
-        f"{failures[1] if failures else 0} with a 5xx or against the schema"
+        f"{failures[1] if failures else 0} with a 5xx or against the schema, "
+        f"{errors[1] if errors else 0} without an answer"
     )
     return status
 

@@ -1,6 +1,6 @@
 """A server with scripted answers for real clients; as a program it prints its URL.
 
-It ends when its standard input does. The HTTP side, tokenizer and core protocol are the real ones.
+Takes a folder for files and batches, and a limit of output tokens. It ends when its standard input does. The HTTP side, tokenizer and core protocol are the real ones.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ class ClientEngine(TextEngine):
         return draw.standard_normal(DIMENSIONS).astype("<f4").tobytes()
 
 
-async def serve(data_dir: str | None) -> None:
-    config = ServerConfig(api_keys=(KEY,), data_dir=data_dir or "")
+async def serve(data_dir: str = "", max_output_tokens: str = "") -> None:
+    limit = int(max_output_tokens) if max_output_tokens else None
+    config = ServerConfig(api_keys=(KEY,), data_dir=data_dir, max_output_tokens=limit)
     async with house(ClientEngine(SCRIPTS), config, live=True) as server:
         print(server.url, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1] if len(sys.argv) > 1 else None))
+    asyncio.run(serve(*sys.argv[1:]))
