@@ -27,7 +27,8 @@ import engine.kernels.triton.penalties
 import engine.kernels.triton.sampling
 import engine.prompt_scores
 import engine.sampler
-import engine.torch_engine
+import engine.step_engine
+import engine.torch_sampling
 
 META = torch.device("meta")
 H200_MULTIPROCESSORS = 132
@@ -44,7 +45,8 @@ UPLOADERS = (
     engine.kernels.triton.sampling,
     engine.prompt_scores,
     engine.sampler,
-    engine.torch_engine,
+    engine.step_engine,
+    engine.torch_sampling,
 )
 
 

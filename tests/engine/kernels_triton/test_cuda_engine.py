@@ -303,7 +303,7 @@ def test_server_builds_the_fused_engine_and_it_gives_the_reference_tokens(
     )
     limits = replace(DEFAULT_LIMITS, max_running=2, max_step_tokens=32)
     start = Start(config, limits, model.config.vocab_size)
-    built = _build_cuda(start, model.config, CPU, lambda *_: None)
+    built = _build_cuda(start, model.config, "cpu", lambda *_: None)
     request = Request("a", random_prompt(5, 1), 3, sampling=GREEDY)
     reference = make_engine(model, num_slots=2, max_model_len=64)
     assert serve(built.engine, [request]) == serve(reference, [request])
