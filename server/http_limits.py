@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.arrival import arrived_at
 from server.middleware import BODY_WRITER, RECEIVED
 
 if TYPE_CHECKING:
@@ -122,8 +123,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._headers_size = 0
-        # What waits for its turn of the event loop from here on is part of the request's time.
-        self.scope[RECEIVED] = time.monotonic()  # type: ignore[literal-required]
+        # What waits for its turn of the event loop is part of the request's time.
+        arrived = arrived_at(self.transport.get_extra_info("socket"), time.monotonic())
+        self.scope[RECEIVED] = arrived  # type: ignore[literal-required]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
