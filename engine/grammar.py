@@ -1,8 +1,8 @@
 """Grammars: what a sequence may say next, as a mask over token ids.
 
 Owns the compiler with its limits and its cache, and the state of one sequence in its grammar. All
-is llguidance (Rust); neither torch nor text beyond the bytes of tokens. A specification is UTF-8:
-llguidance's Lark dialect or its JSON form, as server/structured.py writes it.
+is llguidance (Rust); neither torch nor text beyond the bytes of tokens. A specification is JSON in
+UTF-8, as server/grammar_text.py writes it: llguidance's own, and `thoughts`, a bound on thinking.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance import TokenizerWrapper as _Wrapper
 from numpy.typing import NDArray
+
+from engine.thought_budget import ThoughtBudget, ThoughtRules
 
 Mask = NDArray[np.bool_]  # [vocab]
 Words = NDArray[np.uint32]  # bits, the lowest first
@@ -73,7 +75,7 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._max_cache_bytes = max_cache_bytes
         self._tokenizer: LLTokenizer | None = None
-        self._known: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[_Compiled, int]] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
         self._building = threading.Lock()
@@ -105,39 +107,40 @@ class GrammarCompiler:
             known = self._known.get(digest)
             if known is not None:
                 self._known.move_to_end(digest)
-                return GrammarState(known[0].deep_copy(), len(self._vocabulary.tokens))
-        matcher = self._compile(spec)
-        self._keep(digest, matcher, _BYTES_PER_GRAMMAR + 8 * len(spec))
-        return GrammarState(matcher.deep_copy(), len(self._vocabulary.tokens))
+                return known[0].state(self.vocab_size)
+        compiled = self._compile(spec)
+        self._keep(digest, compiled, _BYTES_PER_GRAMMAR + 8 * len(spec))
+        return compiled.state(self.vocab_size)
 
     def prepare(self) -> None:
         """Builds the tables of the vocabulary, which holds the interpreter lock for a while."""
         self._tables()
 
-    def _compile(self, spec: bytes) -> LLMatcher:
+    def _compile(self, spec: bytes) -> _Compiled:
         try:
-            text = spec.decode()
-        except UnicodeDecodeError:
-            raise GrammarError("the grammar is not UTF-8") from None
-        limits = dict(_LIMITS)
-        if _has_rules_of_a_client(text):
-            limits["max_items_in_row"] = _ITEMS_OF_RULES
+            text, thoughts, has_rules = _taken_apart(spec)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise GrammarError("the grammar is not a specification") from None
+        limits = {**_LIMITS, "max_items_in_row": _ITEMS_OF_RULES} if has_rules else _LIMITS
         # Releases the interpreter lock.
         matcher = LLMatcher(self._tables(), text, log_level=0, limits=LLParserLimits(**limits))
         if matcher.is_error():
             raise GrammarError(_reason(matcher))
-        state = GrammarState(matcher.deep_copy(), len(self._vocabulary.tokens))
-        allowed = state.allowed()
+        rules = None
+        if thoughts is not None:
+            rules = ThoughtRules.of(*thoughts, tokens=self._vocabulary.tokens)
+        compiled = _Compiled(matcher, rules)
+        allowed = compiled.state(self.vocab_size).allowed()
         allowed[list(self._vocabulary.eos_token_ids)] = False
         if not allowed.any():
             raise GrammarError("only the empty answer, or none, can satisfy the grammar")
-        return matcher
+        return compiled
 
-    def _keep(self, digest: bytes, matcher: LLMatcher, num_bytes: int) -> None:
+    def _keep(self, digest: bytes, compiled: _Compiled, num_bytes: int) -> None:
         with self._lock:
             if digest in self._known or num_bytes > self._max_cache_bytes:
                 return
-            self._known[digest] = (matcher, num_bytes)
+            self._known[digest] = (compiled, num_bytes)
             self._num_bytes += num_bytes
             while self._num_bytes > self._max_cache_bytes or len(self._known) > MAX_CACHED:
                 _, (_, freed) = self._known.popitem(last=False)
@@ -150,12 +153,24 @@ class GrammarCompiler:
             return self._tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    matcher: LLMatcher
+    thoughts: ThoughtRules | None
+
+    def state(self, vocab_size: int) -> GrammarState:
+        return GrammarState(self.matcher.deep_copy(), vocab_size, self.thoughts)
+
+
 class GrammarState:
     """Where one sequence is in its grammar. Not safe to share between threads."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, thoughts: ThoughtRules | None = None
+    ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._thoughts = None if thoughts is None else ThoughtBudget(thoughts)
         self._seconds_behind = 0.0
 
     @property
@@ -178,6 +193,8 @@ class GrammarState:
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             raise GrammarError(_reason(self._matcher))
+        if self._thoughts is not None and (forced := self._thoughts.forced()) is not None:
+            words &= _bits(forced, len(words))
         self._seconds_behind += time.thread_time() - begin
         if self._seconds_behind > MAX_SECONDS_BEHIND:
             raise GrammarError("it needs too much work for a token")
@@ -186,7 +203,11 @@ class GrammarState:
         """The sequence goes on with these. Raises GrammarError for one that may not come."""
         begin = time.thread_time()
         for token_id in token_ids:
-            if not self._matcher.is_stopped() and self._matcher.consume_token(token_id):
+            if (
+                not self._matcher.is_stopped()
+                and (self._thoughts is None or self._thoughts.accept(token_id))
+                and self._matcher.consume_token(token_id)
+            ):
                 continue
             reason = _reason(self._matcher) if self._matcher.is_error() else ""
             if reason and "satisfy the grammar" not in reason:  # a limit was passed
@@ -239,13 +260,24 @@ class _TokenSource:
         return ids
 
 
-def _has_rules_of_a_client(text: str) -> bool:
-    """Whether a part, other than the frame that the server writes, is a grammar by itself."""
-    try:
-        parts = json.loads(text)["grammars"][1:]
-        return any("lark_grammar" in part for part in parts)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return False  # the compiler says what is wrong with it
+def _bits(ids: NDArray[np.int64], count: int) -> Words:
+    bits = np.zeros(count, dtype=np.uint32)
+    np.bitwise_or.at(bits, ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
+    return bits
+
+
+def _taken_apart(spec: bytes) -> tuple[str, tuple[int, bytes, bytes] | None, bool]:
+    """What the compiler is given, the bound on thoughts, and whether a client wrote rules.
+
+    The first part is the frame that the server writes; a client's grammar is a part by itself.
+    """
+    given = json.loads(spec.decode())
+    thoughts = given.pop("thoughts", None)
+    has_rules = any("lark_grammar" in part for part in given["grammars"][1:])
+    bound = None
+    if thoughts is not None:
+        bound = (thoughts["budget"], thoughts["opening"].encode(), thoughts["closing"].encode())
+    return json.dumps(given, ensure_ascii=False), bound, has_rules
 
 
 def _reason(matcher: LLMatcher) -> str:

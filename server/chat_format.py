@@ -146,7 +146,8 @@ class ChatFormat:
     def _call_id(self) -> str:
         """Mistral's templates take nine letters and digits only."""
         form = self._reading.form
-        size, prefix = (9, "") if form is not None and form.name == "mistral" else (24, "call_")
+        is_mistral = form is not None and form.opening == "[TOOL_CALLS]"
+        size, prefix = (9, "") if is_mistral else (24, "call_")
         return prefix + "".join(secrets.choice(_ID_LETTERS) for _ in range(size))
 
     def _take_logprobs(self, index: int) -> str:

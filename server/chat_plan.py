@@ -80,7 +80,7 @@ def plan_chat(
     answer = answer_part(fields.response_format, fields.structured_outputs)
     marker = _Markers(model)
     if form is not None:
-        for text in filter(None, (form.opening, form.closing, form.also)):
+        for text in filter(None, (form.opening, form.closing, form.also, form.separator)):
             marker(text)
     if thinking is not None:
         marker(CLOSING)  # notes whether it is special
@@ -165,5 +165,5 @@ def _grammar(
     budget = _budget(fields, model) if thinking is not None else None
     if root is None and budget is None:
         return None
-    frame = thoughts_frame(thinking, budget, root or ANYTHING, marker)
-    return Grammar("\n".join([*frame, *rules]), parts, labels)
+    frame, bound = thoughts_frame(thinking, budget, root or ANYTHING, marker)
+    return Grammar("\n".join([*frame, *rules]), parts, labels, bound)

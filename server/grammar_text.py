@@ -26,8 +26,6 @@ ANSWER = "answer"
 MAX_RULES = 500
 # Where only one text can follow, the model still chooses how to cut it into tokens.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-# Every beginning of "</think>", for a thought that may hold any of them.
-_BEGINNING = r"<(\/(t(h(i(n(k)?)?)?)?)?)?"
 _RULE = re.compile(r"^[ \t]*([A-Za-z_][A-Za-z0-9_-]*)[ \t]*::=", re.MULTILINE)
 
 Part = dict[str, Any]
@@ -45,12 +43,17 @@ class Grammar:
     parts: dict[str, Part] = field(default_factory=dict)
     # What the client calls a part, for messages.
     labels: dict[str, str] = field(default_factory=dict)
+    # A bound on the thoughts where their closing marker is text; see thoughts_frame.
+    thoughts: dict[str, Any] | None = None
 
     def spec(self) -> bytes:
         named = [{"name": name, **part} for name, part in self.parts.items()]
-        return json.dumps(
-            {"grammars": [{"lark_grammar": _OPTIONS + self.frame}, *named]}, ensure_ascii=False
-        ).encode()
+        spec: dict[str, Any] = {
+            "grammars": [{"lark_grammar": _OPTIONS + self.frame}, *named],
+        }
+        if self.thoughts is not None:
+            spec["thoughts"] = self.thoughts
+        return json.dumps(spec, ensure_ascii=False).encode()
 
 
 def literal(text: str) -> str:
@@ -92,37 +95,34 @@ def ebnf_part(text: str) -> Part:
 
 def thoughts_frame(
     thinking: Thinking | None, budget: int | None, answer: str, marker: Callable[[str], str]
-) -> list[str]:
+) -> tuple[list[str], dict[str, Any] | None]:
     """Rules from `start` on: thoughts, if there may be some, then `answer`, an expression.
 
     `budget` bounds the thoughts in tokens; then they are closed for the model. `marker` turns a
-    marker into a terminal, its id where it is a special token.
+    marker into a terminal, its id where it is a special token; where it is text the grammar cannot
+    count, and what is to be counted beside it is the second value (Grammar.thoughts).
     """
     if thinking is None:
-        return [f"start: {answer}"]
+        return [f"start: {answer}"], None
     closing = marker(CLOSING)
     rules = [f"answer_body: {answer}", r"GAP: /[ \t\r\n]{0,4}/"]
+    bound = None
     if budget == 0:
         thoughts = closing
     elif closing.startswith("<["):  # never in text
         thoughts = f"thought {closing}"
         rules.append(f"thought{'' if budget is None else f'[max_tokens={budget}]'}: {ANYTHING}")
-    elif budget is None:
+    else:
         thoughts = "thought"
         rules.append(f"thought[suffix={closing}]: {ANYTHING}")
-    else:
-        # Piece by piece, each of at most one token. It costs about a millisecond a token.
-        thoughts = f"piece{{0,{budget}}} {closing}"
-        rules += [
-            "piece[max_tokens=1]: OTHER | BEGINNING",
-            "OTHER: /[^<]+/",
-            f"BEGINNING: /{_BEGINNING}/",
-        ]
+        if budget is not None:
+            opening = "" if thinking.is_open else OPENING
+            bound = {"budget": budget, "opening": opening, "closing": CLOSING}
     thoughts += " GAP answer_body"
     if thinking.is_open:
-        return [f"start: {thoughts}", *rules]
+        return [f"start: {thoughts}", *rules], bound
     if answer == ANYTHING:  # must not be a way around the budget
         rules[0] = r'answer_body: "" | /(.|\n)+/'
         rules.append(r'direct: "" | /([^<]|<[^t])(.|\n)*/')
-        return [f"start: {marker(OPENING)} {thoughts} | direct", *rules]
-    return [f"start: {marker(OPENING)} {thoughts} | answer_body", *rules]
+        return [f"start: {marker(OPENING)} {thoughts} | direct", *rules], bound
+    return [f"start: {marker(OPENING)} {thoughts} | answer_body", *rules], bound

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from server.tools.formats import TOOL_PARSERS
+
 # --- values ---------------------------------------------------------------------------------------
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
@@ -143,7 +145,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "Chat": (
         Option(
             "tool_parser",
-            _choice("auto", "hermes", "smollm", "mistral", "llama"),
+            _choice(*TOOL_PARSERS),
             "how the model writes tool calls; auto: as its chat template shows them",
             "FORMAT",
         ),

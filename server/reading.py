@@ -11,6 +11,7 @@ from server.reasoning import Thinking, ThoughtSplitter
 from server.tools.call_reader import CallReader, CallStart, Content, Piece
 from server.tools.definitions import ToolChoice, ToolPlan
 from server.tools.formats import ToolFormat
+from server.tools.pythonic_reader import PythonicReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,11 @@ class Reader:
 
     def __init__(self, reading: Reading) -> None:
         self._splitter = None if reading.thinking is None else ThoughtSplitter(reading.thinking)
-        self._calls = None
+        self._calls: CallReader | PythonicReader | None = None
         if reading.form is not None and reading.tools is not None:
-            self._calls = CallReader(reading.form, [tool.name for tool in reading.tools.callable])
+            names = [tool.name for tool in reading.tools.callable]
+            read = PythonicReader if reading.form.is_pythonic else CallReader
+            self._calls = read(reading.form, names)
         self._is_named = reading.tools is not None and reading.tools.choice is ToolChoice.NAMED
 
     def feed(self, text: str) -> list[ChatPiece]:

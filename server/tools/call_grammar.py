@@ -42,6 +42,9 @@ def call_rules(
         label = f"tool '{tool.name}'"
         parts[name] = schema_part(_schema(tool, plan.choice), f"tools[{tool.index}]")
         labels[name] = label
+        if form.separator:
+            bodies.append(f"{literal(tool.name)} {marker(form.separator)} @{name}")
+            continue
         head = f'{{"name": {json.dumps(tool.name)}, "{form.arguments}": '
         bodies.append(f'{literal(head)} @{name} "}}"')
     rules = [f"body: {' | '.join(bodies)}", *_around(plan, form, marker)]
@@ -57,10 +60,12 @@ def _around(plan: ToolPlan, form: ToolFormat, marker: Marker) -> list[str]:
             f'"[" body{_more(f"{literal(form.between)} body", limit)} {literal("]" + form.closing)}'
         )
     elif form.opening:
-        inner = " ".join(literal(text) for text in (form.before,) if text)
-        closing = literal(form.after + form.closing)
+        inner, closing, between = (
+            literal(text) if text else ""
+            for text in (form.before, form.after + form.closing, form.between)
+        )
         call = f"{opening} {inner} body {closing}"
-        rest = f"{inner} body {closing}{_more(f'{literal(form.between)} {call}', limit)}"
+        rest = f"{inner} body {closing}{_more(f'{between} {call}', limit)}"
     else:
         rest = f"body{_more(f'{literal(form.between)} body', limit)}"
     rules = [f"rest: {rest}", f"calls: {opening} rest"]

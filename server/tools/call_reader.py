@@ -28,6 +28,8 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _IN_STRING = re.compile(r'["\\]')
 _OUT_OF_STRING = re.compile(r'["{}\[\]]')
 _SCALAR_END = re.compile(r"[,}\]\s]")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_CALL_ID = "[CALL_ID]"  # the call's own id may follow its name; clients get one of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class CallReader:
         self._in_string = False
         self._escaped = False
         self._is_scalar = False
+        self._is_bare = False  # a name and its arguments, with no object around them
 
     def feed(self, text: str) -> list[Piece]:
         self._text = self._text[self._at :] + text
@@ -174,6 +177,8 @@ class CallReader:
                 self._go(_State.OPENED)
             case _State.OPENED if character == "]" and self._in_list:
                 self._state = _State.BETWEEN
+            case _State.OPENED if self._form.separator and not self._in_list:
+                return self._read_bare_name()
             case _State.KEY if character == '"':
                 return self._read_string(_State.COLON)
             case _State.KEY | _State.NEXT if character == "}":
@@ -237,6 +242,25 @@ class CallReader:
             self._start_call()
         return True
 
+    def _read_bare_name(self) -> bool:
+        """name[ARGS], and then the arguments."""
+        separator = self._form.separator
+        longest = MAX_NAME_CHARS + len(separator)
+        at = self._text.find(separator, self._at, self._at + longest)
+        if at < 0 and len(self._text) - self._at < longest:
+            return False
+        name = self._text[self._at : max(at, self._at)].partition(_CALL_ID)[0].strip()
+        if not _NAME.fullmatch(name):
+            self._give_up()
+            return True
+        self._begin_object()
+        self._is_bare = True
+        self._name, self._key = name, self._form.arguments
+        self._consume(at + len(separator))
+        self._start_call()
+        self._state = _State.VALUE
+        return True
+
     def _begin_value(self, character: str) -> bool:
         if self._key == "name" and not self._started:
             if character == '"':
@@ -266,6 +290,8 @@ class CallReader:
                 self._held.append(text)
         if self._depth > MAX_DEPTH:
             self._give_up()
+        elif is_whole and self._is_bare:
+            self._close_call()
         elif is_whole:
             self._state = _State.NEXT
         return True
@@ -319,9 +345,13 @@ class CallReader:
         if not self._started:
             self._give_up()
             return
+        self._consume(self._at + 1)
+        self._close_call()
+
+    def _close_call(self) -> None:
         if not self._has_arguments:
             self._add_arguments("{}")
-        self._go(_State.BETWEEN)
+        self._state = _State.BETWEEN
         self._started = False
 
     # --- what goes out ----------------------------------------------------------------------------

@@ -103,6 +103,97 @@ GOLDEN: dict[str, Golden] = {
         [("f", HARD)],
     ),
     "mistral-text": ("mistral", "[TOOL] [1, 2]", "[TOOL] [1, 2]", []),
+    "mistral-args": (
+        "mistral-args",
+        '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]ping[ARGS]{}',
+        "",
+        [("add", '{"a": 1}'), ("ping", "{}")],
+    ),
+    "mistral-args-hard": (
+        "mistral-args",
+        f"I look.\n[TOOL_CALLS] f [ARGS] {HARD}",
+        "I look.",
+        [("f", HARD)],
+    ),
+    "mistral-args-id": (
+        "mistral-args",
+        '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": "[ARGS]"}',
+        "",
+        [("add", '{"a": "[ARGS]"}')],
+    ),
+    "mistral-args-list": (
+        "mistral-args",
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]',
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    "mistral-args-text": (
+        "mistral-args",
+        "[TOOL_CALLS]no name at all[ARG]",
+        "[TOOL_CALLS]no name at all[ARG]",
+        [],
+    ),
+    "mistral-args-text-after": (
+        "mistral-args",
+        "[TOOL_CALLS]ping[ARGS]{}\n Done.",
+        "Done.",
+        [("ping", "{}")],
+    ),
+    "mistral-args-cut": (
+        "mistral-args",
+        '[TOOL_CALLS]add[ARGS]{"a": "x',
+        "",
+        [("add", '{"a": "x')],
+    ),
+    "pythonic": (
+        "pythonic",
+        '[get_weather(city="São Paulo", days=3), ping()]',
+        "",
+        [("get_weather", '{"city": "São Paulo", "days": 3}'), ("ping", "{}")],
+    ),
+    "pythonic-values": (
+        "pythonic",
+        "[f(a=[1, {'k': None}], b=True, c='it\\'s, \\u00e9)', d=-1.5e-3, e=(1, 2), g={}, h=false)]",
+        "",
+        [
+            (
+                "f",
+                '{"a": [1, {"k": null}], "b": true, "c": "it\'s, é)", "d": -0.0015, "e": [1, 2], '
+                '"g": {}, "h": false}',
+            )
+        ],
+    ),
+    "pythonic-odd-values": (
+        "pythonic",
+        '[f(a=today, b="\\/", c=1e999, d=b"x", e = "a" , )]',
+        "",
+        [("f", '{"a": "today", "b": "/", "c": "1e999", "d": "b\\"x\\"", "e": "a"}')],
+    ),
+    "pythonic-markers": (
+        "pythonic",
+        "<|python_start|>[ping()]<|python_end|>",
+        "",
+        [("ping", "{}")],
+    ),
+    "pythonic-text-after": ("pythonic", "[ping()]\n\nDone. ", "Done.", [("ping", "{}")]),
+    "pythonic-object": (
+        "pythonic",
+        ' {"name": "add", "parameters": {"a": 1}}',
+        "",
+        [("add", '{"a": 1}')],
+    ),
+    "pythonic-list": ("pythonic", "[1, 2, 3]\n", "[1, 2, 3]\n", []),
+    "pythonic-unknown": ("pythonic", "[print(a=1)]", "[print(a=1)]", []),
+    "pythonic-positional": ("pythonic", '[f("x")]', '[f("x")]', []),
+    "pythonic-comparison": ("pythonic", "[f(a==1)]", "[f(a==1)]", []),
+    "pythonic-text": ("pythonic", "No [f(a=1)] here.", "No [f(a=1)] here.", []),
+    "pythonic-begun": ("pythonic", "[get_wea", "[get_wea", []),
+    "pythonic-cut": (
+        "pythonic",
+        '[get_weather(city="Rome", days=',
+        "",
+        [("get_weather", '{"city": "Rome"')],
+    ),
     "llama": ("llama", '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
     "llama-hard": ("llama", f'{{"name": "f", "parameters": {HARD}}}', "", [("f", HARD)]),
     "llama-two": (

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from server.tools.call_reader import MAX_CALLS, CallArguments, CallReader, CallStart, Content
 from server.tools.formats import FORMATS, format_of
+from server.tools.pythonic_reader import MAX_DEPTH, PythonicReader, as_json
 from tests.server.tools.golden import GOLDEN, NAMES, Call
 
 
 def read(form: str, parts: Iterable[str]) -> tuple[str, list[Call]]:
-    reader = CallReader(FORMATS[form], NAMES)
+    made = PythonicReader if FORMATS[form].is_pythonic else CallReader
+    reader = made(FORMATS[form], NAMES)
     pieces = [piece for part in parts for piece in reader.feed(part)] + reader.finish()
     content = ""
     calls: list[Call] = []
@@ -55,7 +57,7 @@ def test_golden_arguments_parse(name: str) -> None:
 
 @given(
     form=st.sampled_from(sorted(FORMATS)),
-    text=st.text(alphabet='<tool_call>/{}[]",:\\ name"rgumets\n|pyh', max_size=80),
+    text=st.text(alphabet='<tool_call>/{}[]",:\\ name"rgumets\n|pyh()=\'ARGS', max_size=80),
     cuts=st.lists(st.integers(0, 80), max_size=4),
 )
 def test_any_text_cut_anywhere_is_read_the_same(form: str, text: str, cuts: list[int]) -> None:
@@ -67,7 +69,7 @@ def test_any_text_cut_anywhere_is_read_the_same(form: str, text: str, cuts: list
 
 @given(st.text(max_size=60))
 def test_text_without_markers_is_content_unchanged(text: str) -> None:
-    for form in ("hermes", "smollm", "mistral"):
+    for form in ("hermes", "smollm", "mistral", "mistral-args"):
         assert read(form, [text]) == (text, [])
 
 
@@ -77,11 +79,15 @@ SIZE = 100_000
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(
     "tail",
-    ["<", "{", "[", " ", ",", "\n", '"', '{"a":', "<tool_call>", '{"name":"f"},', "\\", "]", "}"],
+    [
+        *("<", "{", "[", " ", ",", "\n", '"', '{"a":', "<tool_call>", '{"name":"f"},', "\\", "]"),
+        *("}", "(", "a=", "'", "f(a=1),", "[ARGS]", "[TOOL_CALLS]", "x"),
+    ],
 )
 def test_hostile_text_costs_a_bounded_time_a_character(form: str, tail: str) -> None:
     """B056: a marker, then a hundred thousand of anything. A quadratic reader needs minutes."""
-    opening = FORMATS[form].opening or '{"name": "f", "parameters": {"a": "'
+    whole = "[f(a=" if FORMATS[form].is_pythonic else '{"name": "f", "parameters": {"a": "'
+    opening = FORMATS[form].opening or whole
     text = opening + tail * (SIZE // len(tail))
     begin = time.process_time()
     read(form, [text])
@@ -106,12 +112,30 @@ def test_arguments_are_passed_on_as_they_come() -> None:
 
 
 @pytest.mark.parametrize(
+    "value", ["[" * 5_000, "9" * 5_000, "{1}", "x" * 100, "'a' 'b'", "-" * 5_000 + "1", "nan"]
+)
+def test_any_value_becomes_strict_json(value: str) -> None:
+    """What is neither JSON nor Python's is a text, and no parser is brought down."""
+    json.loads(as_json(value), parse_constant=lambda word: pytest.fail(word))
+
+
+def test_value_nested_too_deep_ends_the_calls() -> None:
+    text = f"[f(a={'[' * (MAX_DEPTH + 1)}"
+    content, calls = read("pythonic", [text])
+    assert calls == [("f", "")]
+    assert content == ""
+
+
+@pytest.mark.parametrize(
     ("source", "name"),
     [
         ("{% for t in tools %}<tools>{% endfor %}<tool_call>", "hermes"),
         ("{{ tools }} [AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral"),
         ('{{ tools }} Respond in the format {"name": n, "parameters": d}', "llama"),
         ("{{ tools }} {{ '<|python_tag|>' }}", "llama"),
+        ("{{ tools }} [TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", "mistral-args"),
+        ('{{ tools }} use "[func_name1(params_name1=params_value1), ...]"', "pythonic"),
+        ("{{ tools }} <|python_start|>", "pythonic"),
         ("{{ messages }}", "smollm"),
     ],
 )
