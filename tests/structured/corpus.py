@@ -6,32 +6,10 @@ word that the refusal must hold.
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-Schema = dict[str, Any]
-
-
-def obj(properties: Schema, *, required: list[str] | None = None, **more: Any) -> Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties) if required is None else required,
-        "additionalProperties": False,
-        **more,
-    }
-
-
-def text(**more: Any) -> Schema:
-    return {"type": "string", "maxLength": 12, **more}
-
-
-def array(items: Any, **more: Any) -> Schema:
-    return {"type": "array", "items": items, "maxItems": 3, **more}
-
-
-INT: Schema = {"type": "integer"}
-SMALL: Schema = {"type": "integer", "minimum": 0, "maximum": 99}
+from tests.structured.generated import generated
+from tests.structured.parts import INT, SMALL, Schema, array, obj, text
 
 TREE: Schema = {
     "$ref": "#/$defs/node",
@@ -140,92 +118,195 @@ HAND_MADE: dict[str, Schema] = {
     "tree": TREE,
     "mutual": MUTUAL,
     "self": obj({"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}),
+    "linked-list": {
+        "type": "object",
+        "properties": {"head": {"$ref": "#/$defs/cell"}},
+        "required": ["head"],
+        "additionalProperties": False,
+        "$defs": {
+            "cell": {
+                "type": ["object", "null"],
+                "properties": {"value": SMALL, "next": {"$ref": "#/$defs/cell"}},
+                "required": ["value", "next"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    "three-in-a-ring": {
+        "$ref": "#/$defs/a",
+        "$defs": {
+            "a": obj({"b": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/b"}]}}),
+            "b": obj({"c": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/c"}]}}),
+            "c": obj({"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}}),
+        },
+    },
+    "json-itself": {
+        "$ref": "#/$defs/value",
+        "$defs": {
+            "value": {
+                "anyOf": [
+                    {"type": ["null", "boolean"]},
+                    SMALL,
+                    {"type": "array", "items": {"$ref": "#/$defs/value"}, "maxItems": 2},
+                    {
+                        "type": "object",
+                        "additionalProperties": {"$ref": "#/$defs/value"},
+                        "maxProperties": 2,
+                    },
+                ]
+            }
+        },
+    },
+    "ref-escaped": {
+        "$ref": "#/$defs/a~1b%20c",
+        "$defs": {"a/b c": SMALL},
+    },
+    "ref-into-properties": obj({"a": SMALL, "b": {"$ref": "#/properties/a"}}),
+    "ref-nested-defs": obj(
+        {"a": {"$ref": "#/$defs/outer/$defs/inner"}},
+    )
+    | {"$defs": {"outer": {"$defs": {"inner": SMALL}}}},
+    "nullable-types": obj({"a": {"type": ["string", "null"], "maxLength": 5}}),
+    "nullable-any-of": obj({"a": {"anyOf": [{"type": "null"}, {"enum": ["x", "ÿ"]}]}}),
+    "nullable-enum": {"enum": [None, "null", 0, False]},
+    "const-number": {"const": -0.5},
+    "const-null": {"const": None},
+    "const-list": {"const": [[], {}, "é\u2028"]},
+    "const-empty": obj({"a": {"const": ""}, "b": {"const": {}}, "c": {"const": []}}),
+    "enum-objects": {"enum": [{"a": 1}, {"b": [True, None]}, []]},
+    "enum-one": obj({"role": {"type": "string", "enum": ["assistant"]}}),
+    "enum-controls": {"enum": ["\x00", "\x1f\x7f", "\u2028\u2029", "\ufeff", "a\nb\r\n"]},
+    "enum-astral": {"enum": ["𐍈", "👩‍👩‍👧", "🇨🇿", "e\u0301"]},
+    "enum-and-type": {"type": ["integer", "string"], "enum": [1, "1", 1.5, None]},
+    "enum-of-hundreds": {"enum": [f"Wert {number}" for number in range(400)]},
+    "multiple-of-ten": {"type": "integer", "multipleOf": 10, "minimum": -50, "maximum": 50},
+    "multiple-of-cent": {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 10},
+    "multiple-twice": {
+        "allOf": [{"type": "integer", "multipleOf": 4}, {"multipleOf": 6}],
+        "minimum": 0,
+        "maximum": 100,
+    },
+    "bounds-one-value": {"type": "integer", "minimum": 7, "maximum": 7},
+    "bounds-around-zero": {"type": "number", "minimum": -0.05, "maximum": 0.05},
+    "bounds-64-bits": {"type": "integer", "minimum": -(2**53), "maximum": 2**53},
+    "bounds-fraction-of-integer": {"type": "integer", "minimum": 0.5, "maximum": 3.5},
+    "tuple": {
+        "type": "array",
+        "prefixItems": [SMALL, {"type": "boolean"}, text()],
+        "items": False,
+        "minItems": 3,
+    },
+    "tuple-optional": {"type": "array", "prefixItems": [SMALL, text()], "items": False},
+    "tuple-of-tuples": array(
+        {
+            "type": "array",
+            "prefixItems": [{"enum": ["x", "y"]}, SMALL],
+            "items": False,
+            "minItems": 2,
+        }
+    ),
+    "array-empty": {"type": "array", "maxItems": 0},
+    "array-of-one": array({"const": "x"}, minItems=1, maxItems=1),
+    "array-anything": {"type": "array", "items": {"type": ["boolean", "null"]}, "minItems": 1},
+    "map-of-lists": {
+        "type": "object",
+        "additionalProperties": array(SMALL),
+        "maxProperties": 2,
+    },
+    "map-beside-properties": {
+        "type": "object",
+        "properties": {"id": SMALL, "é": SMALL},
+        "required": ["id"],
+        "additionalProperties": {"type": "boolean"},
+    },
+    "pattern-properties-two": {
+        "type": "object",
+        "patternProperties": {"^s_[a-z]$": text(), "^n_[a-z]$": SMALL},
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 3,
+    },
+    "pattern-properties-beside": {
+        "type": "object",
+        "properties": {"id": SMALL},
+        "required": ["id"],
+        "patternProperties": {"^x-": {"type": "boolean"}},
+        "additionalProperties": False,
+        "maxProperties": 3,
+    },
+    "one-of-in-array": array(
+        {
+            "oneOf": [
+                obj({"type": {"const": "text"}, "text": text()}),
+                obj({"type": {"const": "image"}, "width": SMALL, "height": SMALL}),
+                obj({"type": {"enum": ["line", "rule"]}}),
+            ]
+        }
+    ),
+    "one-of-number-text": {"oneOf": [{"type": "number", "minimum": 0, "maximum": 1}, text()]},
+    "any-of-nested": {"anyOf": [{"anyOf": [SMALL, {"anyOf": [{"type": "null"}]}]}, text()]},
+    "any-of-overlapping": {
+        "anyOf": [obj({"a": SMALL}), obj({"a": SMALL, "b": SMALL}), obj({"a": text()})]
+    },
+    "any-of-beside-properties": {
+        "type": "object",
+        "properties": {"a": SMALL, "b": SMALL},
+        "additionalProperties": False,
+        "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+    },
+    "all-of-refs": {
+        "allOf": [{"$ref": "#/$defs/named"}, {"$ref": "#/$defs/aged"}],
+        "maxProperties": 2,
+        "$defs": {
+            "named": {"type": "object", "properties": {"n": text()}, "required": ["n"]},
+            "aged": {"type": "object", "properties": {"a": SMALL}, "required": ["a"]},
+        },
+    },
+    "all-of-texts": {
+        "allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "z$"}, {"maxLength": 6}]
+    },
+    "hostname": {"type": "string", "format": "hostname", "maxLength": 30},
+    "uri": {"type": "string", "format": "uri", "maxLength": 40},
+    "duration": {"type": "string", "format": "duration"},
+    "formats-together": obj(
+        {"id": {"type": "string", "format": "uuid"}, "on": {"type": "string", "format": "date"}}
+    ),
+    "format-nullable": {"type": ["string", "null"], "format": "ipv4"},
+    "pattern-anchors-inside": {"type": "string", "pattern": "^(a|bc)d?$"},
+    "pattern-classes": {"type": "string", "pattern": r"^[^\s\d]{2,4}\.[\w-]{1,3}$"},
+    "pattern-negated-quote": {"type": "string", "pattern": '^[^"\\\\]{1,4}$'},
+    "pattern-emoji": {"type": "string", "pattern": "^[😀-😂]{1,2}$"},
+    "pydantic": {
+        "$defs": {
+            "Kind": {"enum": ["a", "b"], "title": "Kind", "type": "string"},
+            "Part": {
+                "properties": {
+                    "kind": {"$ref": "#/$defs/Kind", "description": "which"},
+                    "price": {
+                        "anyOf": [{"type": "number", "minimum": 0, "maximum": 9}, {"type": "null"}],
+                        "default": None,
+                    },
+                },
+                "required": ["kind", "price"],
+                "title": "Part",
+                "type": "object",
+                "additionalProperties": False,
+            },
+        },
+        "properties": {"parts": array({"$ref": "#/$defs/Part"})},
+        "required": ["parts"],
+        "title": "Order",
+        "type": "object",
+        "additionalProperties": False,
+    },
+    "wide": obj({f"field_{number}": {"type": "boolean"} for number in range(18)}),
+    "deep": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1},
     "titles": obj({"a": SMALL | {"title": "A", "description": "not", "examples": [{"not": 1}]}}),
     "default": obj({"a": SMALL | {"default": 3}}),
     "names-of-keywords": obj({"not": SMALL, "if": SMALL, "type": text(), "enum": SMALL}),
     "annotation": text(**{"x-order": 3, "deprecated": True}),
     "draft-7": {"$schema": "http://json-schema.org/draft-07/schema#", **obj({"a": SMALL})},
 }
-
-_FIELDS = ("name", "id", "count", "größe", "tags", "price", "state", "notes", "x", "y", "is_ok")
-
-
-def generated(count: int, seed: int = 7) -> dict[str, Schema]:
-    """Nested schemas of everything that is supported; the same for the same seed."""
-    draw = random.Random(seed)
-    return {f"generated-{index}": _any(draw, 0) for index in range(count)}
-
-
-def _any(draw: random.Random, depth: int) -> Schema:
-    leaves = [_integer, _number, _text, _pattern, _enum, _plain]
-    nodes = [_object, _object, _array, _choice]
-    if depth == 0:
-        return draw.choice([_object, _array, _choice, _reference])(draw, depth)
-    return draw.choice(leaves if depth > 2 else leaves + nodes)(draw, depth)
-
-
-def _integer(draw: random.Random, _: int) -> Schema:
-    low = draw.randint(-1000, 1000)
-    high = low + draw.randint(1, 5000)
-    schema: Schema = {"type": "integer"}
-    if draw.random() < 0.7:
-        schema[draw.choice(["minimum", "exclusiveMinimum"])] = low
-    if draw.random() < 0.7:
-        schema[draw.choice(["maximum", "exclusiveMaximum"])] = high + 1
-    return schema
-
-
-def _number(draw: random.Random, _: int) -> Schema:
-    low = round(draw.uniform(-50, 50), 2)
-    return {"type": "number", "minimum": low, "maximum": round(low + draw.uniform(1, 90), 2)}
-
-
-def _text(draw: random.Random, _: int) -> Schema:
-    low = draw.randint(0, 4)
-    return {"type": "string", "minLength": low, "maxLength": low + draw.randint(0, 12)}
-
-
-def _pattern(draw: random.Random, _: int) -> Schema:
-    classes = ["[a-z]", "[A-Z0-9]", "[äöü]", r"\d", "x", r"[^\"\\]", "(on|off)", r"\."]
-    parts = [draw.choice(classes) + draw.choice(["", "?", "{1,3}", "{2}"]) for _ in range(3)]
-    return {"type": "string", "pattern": "^" + "".join(parts) + "$"}
-
-
-def _enum(draw: random.Random, _: int) -> Schema:
-    values = ["on", "off", "größer", "開", "😀😃", 'a"b', "c\\d", 0, -3, 2.5, None, True]
-    return {"enum": draw.sample(values, draw.randint(1, 5))}
-
-
-def _plain(draw: random.Random, _: int) -> Schema:
-    return {"type": draw.choice(["boolean", "null", ["boolean", "null"]])}
-
-
-def _array(draw: random.Random, depth: int) -> Schema:
-    low = draw.randint(0, 2)
-    return {
-        "type": "array",
-        "items": _any(draw, depth + 1),
-        "minItems": low,
-        "maxItems": low + draw.randint(0, 2),
-    }
-
-
-def _object(draw: random.Random, depth: int) -> Schema:
-    names = draw.sample(_FIELDS, draw.randint(1, 4))
-    properties = {name: _any(draw, depth + 1) for name in names}
-    return obj(properties, required=[name for name in names if draw.random() < 0.7])
-
-
-def _choice(draw: random.Random, depth: int) -> Schema:
-    return {"anyOf": [_any(draw, depth + 1) for _ in range(draw.randint(2, 3))]}
-
-
-def _reference(draw: random.Random, depth: int) -> Schema:
-    """A definition used twice, once inside itself."""
-    inner = {"anyOf": [{"$ref": "#/$defs/item"}, {"type": "null"}]}
-    item = obj({"value": _any(draw, depth + 2), "next": inner})
-    return {**obj({"first": {"$ref": "#/$defs/item"}, "other": inner}), "$defs": {"item": item}}
-
 
 ACCEPTED: dict[str, Schema] = HAND_MADE | generated(150)
 
@@ -262,6 +343,16 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "integer", "minimum": "3"}, "minimum"),
     ({"type": "integer", "minimum": True}, "minimum"),
     ({"type": "integer", "multipleOf": 0}, "multipleOf"),
+    ({"type": "integer", "multipleOf": 99_991}, "multipleOf"),
+    ({"type": "integer", "multipleOf": -2}, "multipleOf"),
+    ({"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}, "uniqueItems"),
+    ({"$defs": {"a": {"not": {}}}, "$ref": "#/$defs/a"}, "not"),
+    ({"$ref": "#/$defs/missing"}, "missing"),
+    ({"type": "object", "properties": {"a": {}}, "maxProperties": 1}, "maxProperties"),
+    ({"$recursiveRef": "#"}, "$recursiveRef"),
+    ({"type": "object", "patternProperties": {"(": {}}}, "regex"),
+    ({"type": "array", "prefixItems": {}}, "prefixItems"),
+    ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "oneOf"),
     ({"type": "integer", "maximum": 10**30}, "maximum"),
     ({"type": "integer", "minimum": -(2**63) - 1}, "minimum"),
     ({"type": "integer", "minimum": 5, "maximum": 1}, "minimum"),
