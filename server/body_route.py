@@ -1,10 +1,12 @@
 """The way of one request that generates nothing: body, checks, work, one JSON answer.
 
-Endpoints that ask the core for tokens go through inference.py. Knows no route.
+Endpoints that ask the core for tokens go through inference.py. Knows no route. A timeline that the
+work began ends here, with the last byte.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
@@ -41,10 +43,18 @@ class BodyRoute(Generic[FieldsT]):
             await run_until_disconnect(receive, self._run(body, scope["paceline"], send))
 
     async def _run(self, body: bytes, context: RequestContext, send: Send) -> None:
-        parsed = await self._services.workers.run(lambda: self._parse(parse_object(body)))
-        refuse_unknown(parsed, self._services.config)
-        answer = await self._answer(parsed.fields, context)
-        await send_json(send, answer, ignored_headers(parsed.ignored))
+        otherwise = "error"
+        try:
+            parsed = await self._services.workers.run(lambda: self._parse(parse_object(body)))
+            refuse_unknown(parsed, self._services.config)
+            answer = await self._answer(parsed.fields, context)
+            await send_json(send, answer, ignored_headers(parsed.ignored))
+        except asyncio.CancelledError:
+            otherwise = "abort"  # the client hung up
+            raise
+        finally:
+            if context.timeline is not None:
+                self._services.recorder.end(context.timeline, otherwise)
 
 
 async def send_json(send: Send, answer: Json, headers: Headers) -> None:

@@ -135,9 +135,11 @@ def embeddings_route(services: Services) -> BodyRoute[EmbeddingRequest]:
         model = services.model()
         check_model(fields.model, model.name)
         clock = RequestClock(received=context.received, parsed=services.now())
-        origin = RequestOrigin(uuid.uuid4().hex, context.received, context.tenant)
+        answer_id = uuid.uuid4().hex
+        origin = RequestOrigin(answer_id, context.received, context.tenant)
         groups = await services.workers.run(lambda: prepare_inputs(fields, model, origin))
         clock.tokenized = services.now()
+        services.begin_timeline(context, answer_id, clock, groups)
         await _run(services, groups, clock, context)
         vectors = [shape_vector(group.choices[0].pooled, fields) for group in groups]
         num_tokens = sum(len(group.requests[0].prompt) for group in groups)
@@ -165,10 +167,13 @@ async def _run(
         """What there is to show is the vector, which the choice keeps."""
         del index, delta
 
+    timeline = context.timeline
     for begin in range(0, len(groups), WINDOW):
         window = groups[begin : begin + WINDOW]
-        own = replace(clock)
         generation = Generation(
-            services.core, services.metrics, own, services.now, window, context.id
+            services.core, services.metrics, clock, services.now, window, context.id
         )
-        await generation.run(nothing)
+        is_last = begin + WINDOW >= len(groups)
+        await (generation.run(nothing) if is_last else generation.run_part(nothing))
+        if timeline is not None:
+            timeline.num_cached += sum(group.cached_tokens or 0 for group in window)

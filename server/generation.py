@@ -96,6 +96,13 @@ class Generation:
 
     async def run(self, emit: Emit) -> None:
         """Raises ApiError if the core refuses or fails; every choice has ended if it returns."""
+        await self.run_part(emit)
+        self._clock.finished = self._now()
+        tpot = sum(self._tpots) / len(self._tpots) if self._tpots else None
+        self._metrics.observe_end(self._clock.parts(), self._request_id, tpot)
+
+    async def run_part(self, emit: Emit) -> None:
+        """As `run`, but more of the same request follows."""
         async with AsyncExitStack() as stack:
             streams = [await self._open(stack, group) for group in self._groups]
             num_accepted = sum(len(group.requests) for group in self._groups)
@@ -108,9 +115,6 @@ class Generation:
                 raise
             finally:
                 self._count_ends(reason)
-        self._clock.finished = self._now()
-        tpot = sum(self._tpots) / len(self._tpots) if self._tpots else None
-        self._metrics.observe_end(self._clock.parts(), self._request_id, tpot)
 
     def usage(self) -> dict[str, object]:
         """What was used so far; a prompt shared by n choices counts once."""

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -123,6 +123,21 @@ class Services:
             )
         except ClientGone:
             return None
+
+    def begin_timeline(
+        self,
+        context: RequestContext,
+        answer_id: str,
+        clock: RequestClock,
+        groups: Sequence[PromptGroup],
+    ) -> None:
+        """The prompts are known and about to go to the core."""
+        context.timeline = self.recorder.begin(context.id, answer_id, context.tenant, clock, groups)
+        if self.config.log_prompts:
+            context.prompts = [
+                self.tokenizer.decode(group.requests[0].prompt, skip_special_tokens=False)
+                for group in groups
+            ]
 
     def model(self) -> ServedModel:
         """Raises Unavailable unless the core is known and takes requests."""
@@ -336,14 +351,7 @@ class OneAnswer(Generic[FieldsT]):
             await services.grammars.check(groups[0].grammar, groups[0].requests[0].grammar)
         self._clock.tokenized = services.now()
         self._groups = groups
-        self._context.timeline = services.recorder.begin(
-            self._context.id, answer_id, self._context.tenant, self._clock, groups
-        )
-        if services.config.log_prompts:
-            self._context.prompts = [
-                self._model.tokenizer.decode(group.requests[0].prompt, skip_special_tokens=False)
-                for group in groups
-            ]
+        services.begin_timeline(self._context, answer_id, self._clock, groups)
         heading = Heading(self._endpoint.id_prefix + answer_id, int(time.time()), self._model.name)
         num_choices = sum(len(group.choices) for group in groups)
         form = self._endpoint.make_format(heading, self._model.token_names, groups, self._fields)

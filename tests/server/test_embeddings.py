@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +165,33 @@ async def test_forms_and_lengths_of_a_vector(family: Any) -> None:
         assert np.abs(cut - end).max() < 1e-6
         many = await vectors(server, [f"text {index}" for index in range(150)])
         assert len(many) == 150
+
+
+@in_loop
+async def test_many_inputs_are_one_request_in_timeline_log_and_metrics(
+    family: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path, _ = family
+    inputs = [f"text number {index}" for index in range(80)]  # more than run at a time
+    async with house(torch_engine(path), limits=CHUNKS) as server:
+        await vectors(server, inputs)
+        (row,) = (await server.client.get("/admin/requests")).json()["finished"]
+        name = f"/admin/requests/{row['answer_id']}/timeline"
+        timeline = (await server.client.get(name)).json()
+        for series in ("time_to_first_token_seconds", "request_duration_seconds"):
+            assert await server.metric(f"paceline_{series}_count") == 1
+        assert await server.metric("paceline_requests_accepted_total") == 80
+        assert await server.metric("paceline_requests_finished_total", reason="length") == 80
+        tokens = await server.metric("paceline_prompt_tokens_total")
+    assert (row["num_sequences"], row["finish"], row["completion_tokens"]) == (80, "length", 0)
+    assert row["prompt_tokens"] == tokens > 80
+    assert sum(row["phases_ms"].values()) == pytest.approx(row["e2e_ms"], abs=0.01)
+    assert {"parse", "tokenize", "queue", "prefill", "close"} <= set(row["phases_ms"])
+    assert all(sequence["stays"] for sequence in timeline["sequences"])
+    records = [record for record in caplog.records if record.name == "paceline.request"]
+    logged = records[0].__dict__["fields"]
+    assert (logged["path"], logged["prompt_tokens"]) == (EMBEDDINGS, tokens)
 
 
 @in_loop
