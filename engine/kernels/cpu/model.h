@@ -71,7 +71,12 @@ class Model {
                    const Activations& gated, int tokens);
   void rope_and_store(const Layer& layer, int index, int token);
   template <class T>
-  void attend_item(int layer, int thread, const AttentionItem& item);
+  void attend_item(int layer, int thread, int item);
+  template <class T>
+  HeadKv<T> head_kv(int layer, const AttentionItem& item) const;
+  template <class T>
+  RangePieces<T> first_pieces(int layer, int item) const;
+  Span seen(int layer, int token) const;
   Activations activations(const Buffer& buffer, int k) const;
   size_t scratch_floats() const;  // of one thread
   int qkv_width() const { return (c_.num_heads + 2 * c_.num_kv_heads) * c_.head_dim; }

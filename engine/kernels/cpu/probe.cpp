@@ -42,7 +42,8 @@ void attend_all(const KvShape& s, int num_blocks, int group, int num_keys, const
           (static_cast<size_t>(q) * s.kv_heads * group + h * group + r % group) * s.head_dim;
       rows[r] = {queries + at, out + at, first[q], last[q]};
     }
-    attend(rows.data(), num_rows, key_pool.data(), value_pool.data(), s, h, block_table, scratch);
+    attend(rows.data(), num_rows, HeadKv<T>{key_pool.data(), value_pool.data(), s, h, block_table},
+           scratch, Fetch());
   }
 }
 

@@ -193,7 +193,7 @@ void Model::layer_step(Phases& phases, int thread, int index) {
   each_token(phases, tokens, [&](int t) { rope_and_store(layer, index, t); });
   mark(phases, thread, kRope);
   phases.each(num_items_, [&](int i) {
-    with_kv_type(c_.kv_kind, [&](auto t) { attend_item<decltype(t)>(index, thread, items_[i]); });
+    with_kv_type(c_.kv_kind, [&](auto t) { attend_item<decltype(t)>(index, thread, i); });
   });
   mark(phases, thread, kAttention);
   product(phases, threads, layer.linears[PACELINE_O], attended, tokens, add_to_hidden);
@@ -220,7 +220,8 @@ void Model::project_qkv(Phases& phases, const Layer& layer, const Activations& a
       const int n = rows_of(panel, tokens);
       multiply(*parts[part], tile - before, a, panel, n, out);
       float* to = qkv_.as<float>() + static_cast<size_t>(panel) * kPanel * qkv_width() + tile * kTile;
-      for (int r = 0; r < n; ++r) std::memcpy(to + static_cast<size_t>(r) * qkv_width(), out[r], sizeof out[r]);
+      for (int r = 0; r < n; ++r)
+        std::memcpy(to + static_cast<size_t>(r) * qkv_width(), out[r], sizeof out[r]);
     });
   });
 }
@@ -279,10 +280,29 @@ void Model::rope_and_store(const Layer& layer, int index, int token) {
 }
 
 template <class T>
-void Model::attend_item(int index, int thread, const AttentionItem& item) {
-  const paceline_batch& b = batch_;
+HeadKv<T> Model::head_kv(int index, const AttentionItem& item) const {
+  return {keys<T>(index), values<T>(index), kv_, item.kv_head,
+          batch_.block_tables + static_cast<size_t>(item.row) * batch_.table_stride};
+}
+
+// The positions that query token `token` sees.
+Span Model::seen(int index, int token) const {
+  const int last = batch_.positions[token] + 1, window = layers_[index].window;
+  return {window ? std::max(0, last - window) : 0, last};
+}
+
+// The range that item `i` begins with.
+template <class T>
+RangePieces<T> Model::first_pieces(int index, int i) const {
+  const AttentionItem& item = items_[i];
+  const int first = seen(index, item.token).first, last = seen(index, item.token + item.count - 1).last;
+  return {head_kv<T>(index, item).tiles(first / kRange * kRange, first, last), c_.head_dim};
+}
+
+template <class T>
+void Model::attend_item(int index, int thread, int i) {
+  const AttentionItem& item = items_[i];
   const int group = c_.num_heads / c_.num_kv_heads, d = c_.head_dim;
-  const int window = layers_[index].window;
   const int max_rows = kQueryTile * group, num_rows = item.count * group;
   float* memory = scratch_.as<float>() + scratch_floats() * thread;
   const AttentionScratch scratch(memory, max_rows, d);
@@ -290,13 +310,18 @@ void Model::attend_item(int index, int thread, const AttentionItem& item) {
   QueryRow rows[kQueryTile * kMaxHeadsPerKv];
   for (int r = 0; r < num_rows; ++r) {
     const int token = item.token + r / group, head = item.kv_head * group + r % group;
-    const int last = b.positions[token] + 1;
-    const int first = window ? std::max(0, last - window) : 0;
+    const Span span = seen(index, token);
     rows[r] = {qkv_.as<float>() + static_cast<size_t>(token) * qkv_width() + head * d,
-               out + static_cast<size_t>(r) * d, first, last};
+               out + static_cast<size_t>(r) * d, span.first, span.last};
   }
-  attend(rows, num_rows, keys<T>(index), values<T>(index), kv_, item.kv_head,
-         b.block_tables + static_cast<size_t>(item.row) * b.table_stride, scratch);
+  const HeadKv<T> kv = head_kv<T>(index, item);
+  const int next = i + team_.size();  // if the threads take turns
+  if (next < num_items_) {
+    const RangePieces<T> pieces = first_pieces<T>(index, next);
+    attend(rows, num_rows, kv, scratch, pieces.fetch());
+  } else {
+    attend(rows, num_rows, kv, scratch, Fetch());
+  }
   const Activations attended = activations(attention_act_, c_.num_heads * d);
   for (int r = 0; r < num_rows; ++r) {
     const int head = item.kv_head * group + r % group;
