@@ -46,11 +46,12 @@ int Model::forward(const paceline_batch& batch, float* hidden) {
   if (!complete()) return PACELINE_INCOMPLETE;
   if (!valid(batch)) return PACELINE_BAD_BATCH;
   if (batch.num_tokens == 0) return 0;
-  team_.settle();  // threads on their way out of the last step still look at its counts
   plan_attention(batch);
   batch_ = batch;
   hidden_out_ = hidden;
-  run_timed([this](int thread) { step(thread); });
+  run_timed([this, tokens = batch.num_tokens, items = num_items_](Phases& phases) {
+    step(phases, tokens, items);
+  });
   return 0;
 }
 

@@ -109,8 +109,8 @@ int Model::set_linear(int layer, int which, Kind kind, int n, int k, const uint8
   if (weights_used_ + bytes > weights_.size) return PACELINE_NO_MEMORY;
   uint8_t* tiles = weights_.data.get() + weights_used_;
   weights_used_ += bytes;
-  team_.run([this, w, weight, row_bytes, tiles](int) {
-    Phases(team_).each(w.num_tiles(), [&](int t) {
+  team_.run([w, weight, row_bytes, tiles](Phases& phases) {
+    phases.each(w.num_tiles(), [&](int t) {
       pack_tile(w, t, weight, row_bytes, tiles + t * w.tile_bytes());
     });
   });

@@ -63,8 +63,8 @@ class Model {
   bool complete() const;
   bool valid(const paceline_batch& batch) const;
   void plan_attention(const paceline_batch& batch);
-  void step(int thread);
-  void layer_step(Phases& phases, int thread, int layer);
+  void step(Phases& phases, int tokens, int items);
+  void layer_step(Phases& phases, int layer, int tokens, int items);
   void embed(int token);
   void project_qkv(Phases& phases, const Layer& layer, const Activations& normed, int tokens);
   void gate_and_up(Phases& phases, const Layer& layer, const Activations& normed,
@@ -90,8 +90,8 @@ class Model {
     return reinterpret_cast<T*>(values_.data.get() + layer_kv_bytes() * layer);
   }
   // A run of the team whose phases are timed; mark() tells what the last ones were.
-  void run_timed(std::function<void(int)> work);
-  void mark(const Phases& phases, int thread, int kind);
+  void run_timed(Team::Work work);
+  void mark(const Phases& phases, int kind);
 
   const paceline_config c_;
   const KvShape kv_;

@@ -107,12 +107,10 @@ int32_t paceline_attend(int32_t kv_kind, int32_t block_size, int32_t num_blocks,
 }
 
 int32_t paceline_choose_alone(int32_t num_threads, const paceline_choice* choice) {
-  Team team(num_threads, kSamplingPhases);
   Sampling sampling;
+  Team team(num_threads, kSamplingPhases);
   if (!sampling.allocate(choice->vocab, num_threads)) return PACELINE_NO_MEMORY;
-  const int32_t result = sampling.choose(team, *choice);
-  team.settle();
-  return result;
+  return sampling.choose(team, *choice);
 }
 
 void paceline_exp(const float* x, float* out, int32_t count) {

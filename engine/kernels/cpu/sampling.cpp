@@ -11,6 +11,7 @@ namespace paceline {
 namespace {
 
 constexpr int kRows = 32;          // of a block
+constexpr int kFewRows = 2;        // greedy ones: done before another thread is awake
 constexpr int kChunk = 1024;       // tokens with one sum, and 16 maxima of 64 tokens each
 constexpr int kRangeChunks = 12;   // chunks of a task
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -127,7 +128,6 @@ int Sampling::choose(Team& team, const paceline_choice& call) {
         (call.given && (call.given[row] < 0 || call.given[row] >= call.vocab)))
       return PACELINE_BAD_BATCH;
   for (int first = 0; first < call.rows; first += kRows) {
-    team.settle();  // threads on their way out of the last block still look at its rules
     const int rows = std::min(kRows, call.rows - first);
     for (int row = 0; row < rows; ++row) rules_[row] = rule_of(call, first + row);
     const Block block{call, rules_.data(), first, rows, num_chunks(call.vocab)};
@@ -136,13 +136,16 @@ int Sampling::choose(Team& team, const paceline_choice& call) {
         std::any_of(block.rules, block.rules + rows, [&](const Rule& c) {
           return c.num_top >= 0 || sums_at_temperature(c, call.vocab);
         });
-    team.run([this, &team, block, ranges, any_sums](int thread) {
-      Phases phases(team);
+    const auto work = [this, block, ranges, any_sums](Phases& phases) {
       phases.each(block.rows * ranges, [&](int i) { scan(block, i / ranges, i % ranges); });
       phases.each(any_sums ? block.rows * ranges : 0,
                   [&](int i) { sum(block, i / ranges, i % ranges); });
-      phases.each(block.rows, [&](int row) { finish(block, row, rankings_[thread]); });
-    });
+      phases.each(block.rows, [&](int row) { finish(block, row, rankings_[phases.thread()]); });
+    };
+    if (any_sums || rows > kFewRows)
+      team.run(work);
+    else
+      team.run_alone(work);
   }
   return 0;
 }

@@ -104,13 +104,13 @@ void product(Phases& phases, int threads, const Linear& w, const Activations& a,
 
 }  // namespace
 
-void Model::mark(const Phases& phases, int thread, int kind) {
-  if (thread == 0) marked_.resize(phases.num_done(), kind);
+void Model::mark(const Phases& phases, int kind) {
+  if (phases.thread() == 0) marked_.resize(phases.num_done(), kind);
 }
 
 // A phase lasts from the end of the one before it, whichever threads that were: on a busy machine
 // the calling thread may have slept through some.
-void Model::run_timed(std::function<void(int)> work) {
+void Model::run_timed(Team::Work work) {
   marked_.clear();
   uint64_t last = Team::now_ns();
   team_.run(std::move(work));
@@ -133,26 +133,24 @@ void Model::embed(int token) {
              hidden_.as<float>() + static_cast<size_t>(token) * c_.hidden);
 }
 
-void Model::step(int thread) {
-  Phases phases(team_);
-  const int tokens = batch_.num_tokens;
+// The counts come as arguments since a thread may be late, when the next batch is there.
+void Model::step(Phases& phases, int tokens, int items) {
   each_token(phases, tokens, [&](int token) { embed(token); });
-  mark(phases, thread, kEmbed);
-  for (int layer = 0; layer < c_.num_layers; ++layer) layer_step(phases, thread, layer);
+  mark(phases, kEmbed);
+  for (int layer = 0; layer < c_.num_layers; ++layer) layer_step(phases, layer, tokens, items);
   each_token(phases, tokens, [&](int token) {
     const size_t at = static_cast<size_t>(token) * c_.hidden;
     std::memcpy(hidden_out_ + at, hidden_.as<float>() + at, sizeof(float) * c_.hidden);
     rms_norm_in_place(hidden_out_ + at, final_norm_, c_.norm_eps);
   });
-  mark(phases, thread, kNorm);
+  mark(phases, kNorm);
 }
 
 int Model::logits(const float* hidden, int rows, float* logits) {
   if (!complete()) return PACELINE_INCOMPLETE;
   if (rows < 0 || rows > c_.max_tokens) return PACELINE_BAD_BATCH;
   if (rows == 0) return 0;
-  run_timed([=](int thread) {
-    Phases phases(team_);
+  run_timed([=](Phases& phases) {
     const Activations a = activations(norm_act_, c_.hidden);
     each_token(phases, rows, [&](int row) {
       const float* x = hidden + static_cast<size_t>(row) * c_.hidden;
@@ -163,14 +161,14 @@ int Model::logits(const float* hidden, int rows, float* logits) {
       const size_t n = std::min(kTile, c_.vocab - tile * kTile);
       std::memcpy(logits + static_cast<size_t>(row) * c_.vocab + tile * kTile, out, n * sizeof *out);
     });
-    mark(phases, thread, kHead);
+    mark(phases, kHead);
   });
   return 0;
 }
 
-void Model::layer_step(Phases& phases, int thread, int index) {
+void Model::layer_step(Phases& phases, int index, int tokens, int items) {
   const Layer& layer = layers_[index];
-  const int tokens = batch_.num_tokens, threads = team_.size();
+  const int threads = team_.size();
   float* hidden = hidden_.as<float>();
   const Activations normed = activations(norm_act_, c_.hidden);
   const Activations attended = activations(attention_act_, c_.num_heads * c_.head_dim);
@@ -180,7 +178,7 @@ void Model::layer_step(Phases& phases, int thread, int index) {
       rms_norm(hidden + static_cast<size_t>(t) * c_.hidden, layer.norms[which], c_.norm_eps,
                [&](int i, const float* y) { normed.put(t, i / kBlock, y); });
     });
-    mark(phases, thread, kNorm);
+    mark(phases, kNorm);
   };
   const auto add_to_hidden = [&](int tile, int row, const float* out) {
     float* x = hidden + static_cast<size_t>(row) * c_.hidden + tile * kTile;
@@ -189,20 +187,20 @@ void Model::layer_step(Phases& phases, int thread, int index) {
 
   norm(PACELINE_ATTENTION_NORM);
   project_qkv(phases, layer, normed, tokens);
-  mark(phases, thread, kQkv);
+  mark(phases, kQkv);
   each_token(phases, tokens, [&](int t) { rope_and_store(layer, index, t); });
-  mark(phases, thread, kRope);
-  phases.each(num_items_, [&](int i) {
-    with_kv_type(c_.kv_kind, [&](auto t) { attend_item<decltype(t)>(index, thread, i); });
+  mark(phases, kRope);
+  phases.each(items, [&](int i) {
+    with_kv_type(c_.kv_kind, [&](auto t) { attend_item<decltype(t)>(index, phases.thread(), i); });
   });
-  mark(phases, thread, kAttention);
+  mark(phases, kAttention);
   product(phases, threads, layer.linears[PACELINE_O], attended, tokens, add_to_hidden);
-  mark(phases, thread, kOutput);
+  mark(phases, kOutput);
   norm(PACELINE_MLP_NORM);
   gate_and_up(phases, layer, normed, gated, tokens);
-  mark(phases, thread, kMlp);
+  mark(phases, kMlp);
   product(phases, threads, layer.linears[PACELINE_DOWN], gated, tokens, add_to_hidden);
-  mark(phases, thread, kDown);
+  mark(phases, kDown);
 }
 
 // q, k and v side by side in one phase.

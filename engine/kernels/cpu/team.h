@@ -1,8 +1,9 @@
 // A team of threads that runs one step together, phase after phase, and sleeps between steps.
 //
 // A phase ends when its tasks are done, not when all threads have come by: on a busy machine a
-// thread that the system has put aside holds nobody up, and whoever runs takes its share. A waiting
-// thread spins briefly, then yields; between steps it parks, so an idle server uses no CPU.
+// thread that the system has put aside holds nobody up, and whoever runs takes its share; nor does
+// the next run wait for it. A waiting thread spins briefly, then yields; between runs it spins as
+// briefly, then parks, so an idle server uses no CPU.
 #pragma once
 
 #include <atomic>
@@ -16,26 +17,32 @@
 
 namespace paceline {
 
+class Phases;
+
 class Team {
  public:
+  using Work = std::function<void(Phases&)>;
+
   Team(int num_threads, int max_phases);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   int size() const { return num_threads_; }
-  // Calls work(thread) on the threads, the caller being thread 0, and returns when its own call
-  // does: then all tasks are done. Other calls may still be on their way out, without a task, until
-  // the next run, so `work` must capture nothing that dies sooner. It must not throw.
-  void run(std::function<void(int)> work);
+  // Calls work on the threads, the caller being thread 0, and returns when its own call does: then
+  // all tasks are done. Other calls may still be on their way out, without a task, or even begin:
+  // what `work` looks at outside of tasks must be its own, by value. It must not throw.
+  void run(Work work);
+  // The same on the calling thread only: for work that is done before another thread is awake.
+  void run_alone(Work work);
   // When the tasks of the last run's phase were done, on any thread; 0 if it had none.
-  uint64_t ended_ns(int phase) const { return progress_[phase].ended_ns.load(std::memory_order_relaxed); }
+  uint64_t ended_ns(int phase) const {
+    return last_->progress[phase].ended_ns.load(std::memory_order_relaxed);
+  }
   static uint64_t now_ns() {
     return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() /
                                  std::chrono::nanoseconds(1));
   }
-  // Waits until no thread is inside an earlier `work`.
-  void settle();
 
  private:
   friend class Phases;
@@ -44,29 +51,34 @@ class Team {
     std::atomic<int> done{0};
     std::atomic<uint64_t> ended_ns{0};
   };
+  struct Run {
+    std::unique_ptr<Progress[]> progress;
+    Work work;
+    std::atomic<int> inside{0};  // threads that may look at it, but the caller
+  };
+  // A run's memory is taken again after so many: until then a thread may be late in it.
+  static constexpr uint32_t kRuns = 4;
 
+  Run& prepare(Work work);
   void worker(int thread);
 
   const int num_threads_, max_phases_;
-  std::function<void(int)> work_;
-  std::unique_ptr<Progress[]> progress_;
-  std::atomic<uint32_t> step_{0};
-  std::atomic<int> running_{0};
+  Run runs_[kRuns];
+  Run* last_;
+  std::atomic<uint32_t> number_{0};  // of the run that threads may join
   bool stop_ = false;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> threads_;
 };
 
-// One thread's walk through the phases of a step: every thread makes the same calls.
+// One thread's walk through the phases of a run: every thread makes the same calls.
 class Phases {
  public:
-  explicit Phases(Team& team) : team_(team) {}
-
   // Runs task(0) .. task(count - 1), each on whichever thread is free; returns when all are done.
   template <class Task>
   void each(int count, const Task& task) {
-    Team::Progress& phase = team_.progress_[index_++];
+    Team::Progress& phase = run_.progress[index_++];
     int mine = 0;
     for (int i = take(phase); i < count; i = take(phase), ++mine) task(i);
     if (mine > 0 && phase.done.fetch_add(mine, std::memory_order_release) + mine == count)
@@ -75,14 +87,27 @@ class Phases {
   }
 
   int num_done() const { return index_; }
+  int thread() const { return thread_; }
+
+ private:
+  friend class Team;
+  static constexpr int kSpins = 2000;  // some tens of microseconds
+
+  Phases(Team::Run& run, int thread) : run_(run), thread_(thread) {}
 
   template <class Condition>
   static void wait_until(const Condition& condition) {
-    for (int spins = 0; !condition(); ++spins) spins < kSpins ? pause() : std::this_thread::yield();
+    if (!spin_until(condition))
+      while (!condition()) std::this_thread::yield();
   }
-
- private:
-  static constexpr int kSpins = 2000;  // some tens of microseconds
+  template <class Condition>
+  static bool spin_until(const Condition& condition) {
+    for (int spins = 0; spins < kSpins; ++spins) {
+      if (condition()) return true;
+      pause();
+    }
+    return false;
+  }
   static int take(Team::Progress& phase) {
     return phase.taken.fetch_add(1, std::memory_order_relaxed);
   }
@@ -94,7 +119,8 @@ class Phases {
 #endif
   }
 
-  Team& team_;
+  Team::Run& run_;
+  const int thread_;
   int index_ = 0;
 };
 

@@ -177,6 +177,17 @@ def test_same_bits_alone_chunked_batched_and_at_any_number_of_threads(
     assert np.concatenate(parts).tobytes() == alone.tobytes()
 
 
+def test_threads_that_come_late_change_nothing(path: Path) -> None:
+    """More threads than cores: some begin a step when it is over, or when the next one runs."""
+    tokens = prompt(60)
+    alone = Runner(open_model(path, num_threads=1)).whole(tokens)
+    runner = Runner(open_model(path, num_threads=9))
+    for _ in range(20):
+        parts = [runner.step(Row(tokens, 0, 21))[0]]
+        parts += [runner.step(Row(tokens, start, 1))[0] for start in range(21, 60)]
+        assert np.concatenate(parts).tobytes() == alone.tobytes()
+
+
 @pytest.mark.parametrize("kv_type", library.KV_KINDS)
 def test_all_tiers_give_the_same_bits(path: Path, kv_type: str) -> None:
     results = {
