@@ -1,7 +1,8 @@
 """What operators ask: the requests of now and before, one timeline, a trace file, the live feed.
 
 Reads the recorder and changes nothing. Like every route but the probes it needs a key where keys
-are set; no answer holds a prompt or a generated text.
+are set, and shows a tenant's key that tenant's requests only; no answer holds a prompt or a
+generated text.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from server.errors import InvalidRequest, NotFound
 from server.inference import Services
 from server.live import LiveFeed
+from server.middleware import RequestContext
 from server.timeline_json import collect, detail, summary, trace
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -47,22 +50,22 @@ class AdminRoutes:
     async def requests(self, request: Request) -> Response:
         """Those that run or wait, oldest first, and the finished ones, newest first."""
         limit = int(_number(request, "limit", default=100, high=MAX_ROWS))
-        recorder = self._recorder
+        recorder, sees = self._recorder, _sees(request)
         now = recorder.now()
-        live = list(recorder.live.values())
-        finished = list(recorder.finished)[-limit:] if limit else []
+        live = recorder.running(sees)
+        finished = islice(recorder.ended(sees), limit)
         return _json(
             {
                 "object": "list",
                 "num_live": len(live),
                 "live": [summary(timeline, now) for timeline in live[:limit]],
-                "finished": [summary(timeline, now) for timeline in reversed(finished)],
+                "finished": [summary(timeline, now) for timeline in finished],
             }
         )
 
     async def timeline(self, request: Request) -> Response:
         name = request.path_params["request_id"]
-        timeline = self._recorder.find(name)
+        timeline = self._recorder.find(name, _sees(request))
         if timeline is None:
             raise NotFound(f"No request '{name[:100]}' is remembered here.", code="no_timeline")
         return _json(detail(timeline, self._recorder))
@@ -73,7 +76,7 @@ class AdminRoutes:
         began = self._recorder.now() - (0 if seconds else 60)
         await asyncio.sleep(seconds)
         ended = self._recorder.now()
-        steps, timelines = collect(self._recorder, began, ended)
+        steps, timelines = collect(self._recorder, began, ended, _sees(request))
         # It may be megabytes; streams go on meanwhile.
         body = await asyncio.to_thread(lambda: msgspec.json.encode(trace(steps, timelines, ended)))
         headers = {"content-disposition": 'attachment; filename="paceline-trace.json"'}
@@ -81,7 +84,8 @@ class AdminRoutes:
 
     async def live(self, request: Request) -> Response:
         """Server-sent events for the console; `map=1` asks for the KV map too."""
-        ticks = self._feed.ticks(with_map=request.query_params.get("map") == "1")
+        with_map = request.query_params.get("map") == "1"
+        ticks = self._feed.ticks(with_map=with_map, sees=_sees(request))
         first = await anext(ticks)
 
         async def body() -> AsyncIterator[bytes]:
@@ -91,6 +95,11 @@ class AdminRoutes:
 
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+
+
+def _sees(request: Request) -> str | None:
+    context: RequestContext = request.scope["paceline"]
+    return context.sees
 
 
 def _event(tick: dict[str, Any]) -> bytes:

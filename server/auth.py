@@ -1,4 +1,4 @@
-"""Who may call what: API keys, and the tenant that each key stands for.
+"""Who may call what: API keys, the tenant that each key stands for, and which are operators'.
 
 Decides by scope["path"], which is what the router sees; never by a URL built from headers.
 """
@@ -9,39 +9,50 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.error_answers import error_answer
-from server.errors import ApiError, Unauthorized
+from server.errors import ApiError, Forbidden, Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-_NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,64}):(.+)")
+ADMIN_PATHS = "/admin/"
+_NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,64})(\+admin)?:(.+)")
+
+
+class Key(NamedTuple):
+    tenant: str
+    is_admin: bool
 
 
 class ApiKeys:
     """The keys of this server. An entry is a key, or `name:key`; the name becomes the tenant.
 
     A key without a name stands for itself: its tenant is a digest of it. Two keys may share a name.
+    `name+admin:key` is an operator's: it sees the requests of all, others those of their tenant.
+    Once there is such a key, what is for operators asks for one.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
-        self._tenants: dict[bytes, str] = {}
+        self._keys: dict[bytes, Key] = {}
         for entry in entries:
             named = _NAMED_KEY.fullmatch(entry)
-            digest = _digest((named[2] if named else entry).encode())
-            self._tenants[digest] = named[1] if named else "key-" + digest.hex()[:16]
+            digest = _digest((named[3] if named else entry).encode())
+            tenant = named[1] if named else "key-" + digest.hex()[:16]
+            self._keys[digest] = Key(tenant, bool(named and named[2]))
+        self.has_admins = any(key.is_admin for key in self._keys.values())
 
     def __bool__(self) -> bool:
-        return bool(self._tenants)
+        return bool(self._keys)
 
-    def tenant(self, key: bytes) -> str | None:
+    def find(self, given: bytes) -> Key | None:
         """Compares with every key in constant time each, so time tells nothing about any."""
-        given = _digest(key)
+        wanted = _digest(given)
         found = None
-        for digest, tenant in self._tenants.items():
-            if hmac.compare_digest(digest, given):
-                found = tenant
+        for digest, key in self._keys.items():
+            if hmac.compare_digest(digest, wanted):
+                found = key
         return found
 
 
@@ -50,7 +61,10 @@ def _digest(key: bytes) -> bytes:
 
 
 class AuthMiddleware:
-    """401 for whatever has no valid key, unknown paths included; open paths match exactly."""
+    """401 for whatever has no valid key, unknown paths included; open paths match exactly.
+
+    403 for other keys than operators' where only those may look.
+    """
 
     def __init__(
         self,
@@ -69,18 +83,27 @@ class AuthMiddleware:
         if scope["type"] != "http" or not self._keys:
             await self._app(scope, receive, send)
             return
-        tenant = self._keys.tenant(_key(scope["headers"]))
-        if tenant is not None:
-            scope["paceline"].tenant = tenant
-        elif scope["path"] not in self._open_paths:
-            refusal = Unauthorized(
-                "A valid API key is needed: Authorization: Bearer KEY, or x-api-key.",
-                headers={"www-authenticate": "Bearer"},
-            )
+        key = self._keys.find(_key(scope["headers"]))
+        refusal = self._refusal(key, scope["path"])
+        if refusal is not None:
             self._count_error(refusal)
             await error_answer(refusal, scope)(scope, receive, send)
             return
+        if key is not None:
+            scope["paceline"].tenant = key.tenant
+            scope["paceline"].sees = None if key.is_admin else key.tenant
         await self._app(scope, receive, send)
+
+    def _refusal(self, key: Key | None, path: str) -> ApiError | None:
+        if key is None and path not in self._open_paths:
+            return Unauthorized(
+                "A valid API key is needed: Authorization: Bearer KEY, or x-api-key.",
+                headers={"www-authenticate": "Bearer"},
+            )
+        is_operator = key is not None and key.is_admin
+        if path.startswith(ADMIN_PATHS) and self._keys.has_admins and not is_operator:
+            return Forbidden("This is for keys that are marked as an operator's.")
+        return None
 
 
 def _key(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

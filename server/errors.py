@@ -49,6 +49,12 @@ class Unauthorized(ApiError):
     default_code = "invalid_api_key"
 
 
+class Forbidden(ApiError):
+    status = 403
+    type = "permission_error"
+    default_code = "admin_key_needed"
+
+
 class NotFound(ApiError):
     status = 404
     type = "not_found_error"

@@ -29,6 +29,7 @@ MAX_STEPS = 512
 MAX_ROWS = 64
 # The map of a larger pool shows every second, third, ... block.
 MAX_CELLS = 8192
+OTHERS = "another key's request"  # in place of the id of one that is not to be seen
 
 
 class LiveFeed:
@@ -45,8 +46,11 @@ class LiveFeed:
     def take_kv_map(self, kv_map: KVMap) -> None:
         self._kv_map = kv_map
 
-    async def ticks(self, *, with_map: bool) -> AsyncIterator[Json]:
-        """The past minute first, then what is new. Raises Overloaded if too many watch."""
+    async def ticks(self, *, with_map: bool, sees: str | None) -> AsyncIterator[Json]:
+        """The past minute first, then what is new. Raises Overloaded if too many watch.
+
+        `sees` is the tenant whose requests are shown, None all; steps are everybody's.
+        """
         if self._num_viewers >= MAX_VIEWERS:
             raise Overloaded(
                 "Too many consoles watch this server.",
@@ -62,7 +66,7 @@ class LiveFeed:
                 if with_map:
                     self._ask_for_map()
                 now = recorder.now()
-                yield self._tick(since, now, seen, with_map)
+                yield self._tick(since, now, seen, with_map, sees)
                 since, seen = now, recorder.num_finished
                 await asyncio.sleep(TICK_SECONDS)
         finally:
@@ -76,11 +80,13 @@ class LiveFeed:
             self._asked_at = now
             self._core.inspect()
 
-    def _tick(self, since: float, now: float, seen: int, with_map: bool) -> Json:
+    def _tick(self, since: float, now: float, seen: int, with_map: bool, sees: str | None) -> Json:
         recorder, info = self._recorder, self._core.info
         steps = recorder.steps_between(since, now)
         num_new = min(recorder.num_finished - seen, len(recorder.finished))
-        ended = list(islice(reversed(recorder.finished), num_new))
+        newest = islice(reversed(recorder.finished), num_new)
+        ended = [timeline for timeline in newest if sees in (None, timeline.tenant)]
+        live = recorder.running(sees)
         return {
             "now_ms": round(now * 1e3, 1),
             "time": time.time(),
@@ -95,11 +101,24 @@ class LiveFeed:
             "open": self._core.num_open,
             "unfinished": self._core.num_unfinished,
             "steps": [_columns(step) for step in steps[-MAX_STEPS:] if step.ended_at > since],
-            "requests": [summary(t, now) for t in islice(recorder.live.values(), MAX_ROWS)],
-            "num_requests": len(recorder.live),
+            "requests": [summary(t, now) for t in live[:MAX_ROWS]],
+            "num_requests": len(live),
             "finished": [summary(timeline, now) for timeline in reversed(ended[:MAX_ROWS])],
             "latencies": [[t.ttft_seconds, t.tpot_seconds] for t in reversed(ended)],
-            "kv": _cells(self._kv_map) if with_map and self._kv_map else None,
+            "kv": self._cells(self._kv_map, sees) if with_map and self._kv_map else None,
+        }
+
+    def _cells(self, kv_map: KVMap, sees: str | None) -> Json:
+        """`cells` is base64 of little-endian uint16, one for each `stride` blocks."""
+        blocks = memoryview(kv_map.blocks).cast("H")
+        stride = -(-len(blocks) // MAX_CELLS)
+        cells = kv_map.blocks if stride == 1 else blocks[::stride].tobytes()
+        return {
+            "owners": [
+                owner if self._recorder.may_see(sees, owner) else OTHERS for owner in kv_map.owners
+            ],
+            "cells": base64.b64encode(cells).decode(),
+            "stride": stride,
         }
 
 
@@ -117,15 +136,3 @@ def _columns(step: StepStats) -> list[float]:
         step.num_blocks_cached,
         len(step.preempted),
     ]
-
-
-def _cells(kv_map: KVMap) -> Json:
-    """`cells` is base64 of little-endian uint16, one for each `stride` blocks."""
-    blocks = memoryview(kv_map.blocks).cast("H")
-    stride = -(-len(blocks) // MAX_CELLS)
-    cells = kv_map.blocks if stride == 1 else blocks[::stride].tobytes()
-    return {
-        "owners": kv_map.owners,
-        "cells": base64.b64encode(cells).decode(),
-        "stride": stride,
-    }

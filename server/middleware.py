@@ -40,6 +40,8 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 class RequestContext:
     """Facts of one HTTP request, in scope["paceline"]. `tenant` is the key's, "" without keys.
 
+    `sees` is the tenant whose requests may be shown to it; None is everybody's.
+
     `timeline` is there once a generating request has its prompt; `prompts` only if the log is to
     have them. `writer` is there if the connection has a way past `send` (sse.py).
     """
@@ -47,6 +49,7 @@ class RequestContext:
     id: str
     received: float
     tenant: str = ""
+    sees: str | None = None
     writer: BodyWriter | None = None
     timeline: RequestTimeline | None = None
     prompts: list[str] = field(default_factory=list)

@@ -7,7 +7,7 @@ compute anything before somebody asks, and it never holds a prompt or an answer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from scheduler.types import Preempted, Request, StepStats
@@ -88,10 +88,23 @@ class Recorder:
         if sequence := self._sequences.get(preempted.request_id):
             sequence.preempt(preempted.at)
 
-    def find(self, name: str) -> RequestTimeline | None:
+    def running(self, sees: str | None) -> list[RequestTimeline]:
+        """Oldest first; of one tenant, or of all."""
+        return [one for one in self.live.values() if sees in (None, one.tenant)]
+
+    def ended(self, sees: str | None) -> Iterator[RequestTimeline]:
+        """Newest first; of one tenant, or of all."""
+        return (one for one in reversed(self.finished) if sees in (None, one.tenant))
+
+    def may_see(self, sees: str | None, sequence_id: str) -> bool:
+        """Whether a sequence that runs or waits is of a request that may be seen."""
+        timeline = self.live.get(sequence_id.partition("-")[0])
+        return sees is None or (timeline is not None and timeline.tenant == sees)
+
+    def find(self, name: str, sees: str | None = None) -> RequestTimeline | None:
         """By our id, with or without its prefix, or the newest with this x-request-id."""
         answer_id = name.rpartition("-")[2]
-        for timeline in (*reversed(self.live.values()), *reversed(self.finished)):
+        for timeline in (*reversed(self.running(sees)), *self.ended(sees)):
             if timeline.answer_id == answer_id or timeline.id == name:
                 return timeline
         return None

@@ -117,12 +117,12 @@ def _step(stats: StepStats, zero: float) -> Json:
 
 
 def collect(
-    recorder: Recorder, began: float, ended: float
+    recorder: Recorder, began: float, ended: float, sees: str | None = None
 ) -> tuple[list[StepStats], list[RequestTimeline]]:
-    """What overlaps the time between two instants."""
+    """What overlaps the time between two instants: the steps, and the requests that may be seen."""
     timelines = [
         timeline
-        for timeline in (*recorder.finished, *recorder.live.values())
+        for timeline in (*reversed([*recorder.ended(sees)]), *recorder.running(sees))
         if timeline.clock.received <= ended and (timeline.closed or ended) >= began
     ]
     return recorder.steps_between(began, ended), timelines

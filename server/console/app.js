@@ -83,6 +83,15 @@ async function follow() {
         await askForKey(key.get() ? "This key is not known here." : "");
         continue;
       }
+      if (error instanceof HttpError && error.status === 403) {
+        const before = key.get();
+        await askForKey("The live view is for an operator's key. The playground takes this one too.");
+        if (key.get() !== before) continue;
+        byId("state").dataset.state = "lost";
+        setText("state", "playground only");
+        choose("play");
+        return;
+      }
     } finally {
       document.removeEventListener("visibilitychange", hide);
     }

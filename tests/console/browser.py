@@ -55,7 +55,7 @@ def browser(scheme: str, size: str) -> Iterator[BrowserContext]:
             color_scheme="dark" if scheme == "dark" else "light",
             has_touch=size == "phone",
         )
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         try:
             yield context
         finally:

@@ -108,7 +108,7 @@ async def test_viewers_are_bounded_and_leave_their_place() -> None:
         await eventually(free)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_visit_under_load_sees_steps_and_blocks() -> None:
     """A short walk; `make test-console` is the whole one."""
     if reason := missing():

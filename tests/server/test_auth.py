@@ -166,15 +166,29 @@ def test_cache_namespaces_never_collide() -> None:
 
 def test_name_of_a_key_is_its_tenant() -> None:
     keys = ApiKeys(["team:one", "team:two", "plain", "http://odd"])
-    assert keys.tenant(b"one") == keys.tenant(b"two") == "team"
-    plain = keys.tenant(b"plain")
+    assert keys.find(b"one") == keys.find(b"two") == ("team", False)
+    plain = keys.find(b"plain")
     assert plain is not None
-    assert plain.startswith("key-")
-    assert "plain" not in plain
-    assert keys.tenant(b"//odd") == "http"
-    assert keys.tenant(b"team") is None
-    assert keys.tenant(b"") is None
+    assert plain.tenant.startswith("key-")
+    assert "plain" not in plain.tenant
+    assert keys.find(b"//odd") == ("http", False)
+    assert keys.find(b"team") is None
+    assert keys.find(b"") is None
     assert not ApiKeys([])
+    assert not keys.has_admins
+
+
+def test_mark_of_an_operator_is_no_part_of_name_or_key() -> None:
+    keys = ApiKeys(["team:one", "team+admin:two", "+admin:three", "a+root:four"])
+    assert keys.has_admins
+    assert keys.find(b"two") == ("team", True)
+    assert keys.find(b"one") == ("team", False)
+    # Without a name, or with another mark, the whole entry is a key.
+    for entry in (b"+admin:three", b"a+root:four"):
+        found = keys.find(entry)
+        assert found is not None
+        assert not found.is_admin
+    assert keys.find(b"three") is None
 
 
 @in_loop
