@@ -117,10 +117,10 @@ def pack_early(plan: Plan) -> Packed | None:
         if _choose_kernels(config, device, files.config)[0] != "native":
             return None
         packed = _pack(config, plan.limits, files)
+        # Any engine's first steps touch the memory of all; its blocks are nobody's afterwards.
+        native_engine(packed.runner, capacity=packed.capacity).warm_up(max_step_tokens=_CPU_WARM_UP)
     except (ModelFileError, KernelError, MemoryError):
         return None
-    # Any engine's first steps touch the memory of all; its blocks are nobody's afterwards.
-    native_engine(packed.runner, capacity=packed.capacity).warm_up(max_step_tokens=_CPU_WARM_UP)
     return packed
 
 
