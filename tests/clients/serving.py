@@ -1,6 +1,7 @@
 """A server with scripted answers for real clients; as a program it prints its URL.
 
-Takes a folder for files and batches, and a limit of output tokens. It ends when its standard input does. The HTTP side, tokenizer and core protocol are the real ones.
+Takes a folder for files and batches, and a limit of output tokens. It ends when its standard input
+does. The HTTP side, tokenizer and core protocol are the real ones.
 """
 
 from __future__ import annotations
