@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.routing import Route
 from server.config import ServerConfig
 from server.openapi.document import document
 from server.openapi.examples import example
+from server.unserved import REFUSED
 from tests.support.http_server import MODEL, House, TextEngine, house, in_loop, run
 
 SPEC = document("test", None, True)
@@ -137,8 +139,19 @@ async def test_the_page_shows_range_default_and_example_of_each_field() -> None:
     assert "https://" not in page
     for path in BASES.keys() - {"/v1/batches"}:
         section = page.split(f"POST {path}<", 1)[1].split("<h2>", 1)[0]
-        for name in fields_of(path):
-            assert f"<code>{name}</code>" in html.unescape(section)
+        rows = {row.split("</code>", 1)[0]: row for row in section.split("<tr><td><code>")[1:]}
+        for name, field in fields_of(path).items():
+            kind, default, *examples = rows[name].split("<td>")[1:]
+            if name == "model":  # of its kind is only the served one
+                assert "scripted" in kind
+                continue
+            assert kind.strip(), name
+            given = json.dumps(field.get("default"), ensure_ascii=False)
+            assert html.unescape(default) in ("required", f"<code>{given}</code>"), name
+            for bound in ("minimum", "maximum", "exclusiveMaximum", "maxLength", "maxItems"):
+                assert bound not in field or str(field[bound]) in kind, (name, bound)
+            for made in field.get("examples", []):
+                assert json.dumps(made, ensure_ascii=False) in html.unescape(examples[0])
     assert "number, from 0, to 2<td><code>1.0</code><td><code>0.7</code>" in page
 
 
@@ -152,6 +165,11 @@ async def test_the_document_is_guarded_like_everything_else() -> None:
 def test_an_example_is_missed_by_name() -> None:
     with pytest.raises(KeyError, match="no_such_field"):
         example("ChatRequest", "no_such_field")
+
+
+def test_the_handbook_names_every_field_that_is_refused() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    assert not [name for name in REFUSED if not re.search(rf"`{name}\b", text)]
 
 
 @pytest.mark.parametrize("path", sorted(BASES))

@@ -54,7 +54,8 @@ def accumulated(text: str) -> dict[str, Any]:
             item["content"].append(event["part"])
         elif kind in ("output_text.delta", "reasoning_text.delta"):
             item["content"][-1]["text"] += event["delta"]
-            item["content"][-1].setdefault("logprobs", []).extend(event["logprobs"])
+            if kind == "output_text.delta":
+                item["content"][-1]["logprobs"] += event["logprobs"]
         elif kind in ("output_text.done", "reasoning_text.done"):
             assert event["text"] == item["content"][-1]["text"]
         elif kind == "content_part.done":

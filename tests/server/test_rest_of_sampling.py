@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.tokenizer import Tokenizer, load_tokenizer
-from tests.support.http_server import CHAT, TextEngine, events, fake_logprob, house, in_loop
+from tests.support.http_server import CHAT, TextEngine, events, fake_logprob, house, in_loop, texts
 from tests.support.tokenizers import CHATML, byte_level_backend, byte_tokenizer, write_directory
 
 
@@ -103,6 +103,15 @@ async def test_suffix_becomes_a_prompt_of_prefix_suffix_middle(coder: Tokenizer)
     (prompt,) = engine.prompts.values()
     text = coder.decode(prompt, skip_special_tokens=False)
     assert text == "<|fim_prefix|>def <|fim_suffix|>return<|fim_middle|>"
+
+
+@in_loop
+async def test_a_stream_before_a_suffix_adds_up_to_the_plain_answer(coder: Tokenizer) -> None:
+    async with house(TextEngine({"def": "Hello."}), tokenizer=coder) as server:
+        fields: dict[str, Any] = {"suffix": "return", "max_tokens": 5, "seed": 1}
+        plain = (await server.complete("def ", **fields)).json()["choices"][0]["text"]
+        stream = await server.complete("def ", **fields, stream=True)
+        assert texts(events(stream.text)) == {0: plain}
 
 
 @in_loop

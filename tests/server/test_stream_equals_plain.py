@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import httpx
 import pytest
 
+from server.tokenizer import Tokenizer
 from tests.server import test_anthropic, test_responses
 from tests.server.test_openapi import BASES, NEEDS, SPEC, fields_of
-from tests.support.http_server import TextEngine, events, house, in_loop
+from tests.server.test_reasoning import MAY_THINK
+from tests.support.http_server import MODEL, House, Script, TextEngine, events, house, in_loop, run
+from tests.support.tokenizers import BOS, byte_tokenizer
 
-SCRIPTS = {"greet": '{"city": "Paris"}', "weather": test_anthropic.CALL}
+# A special token within the text is shown only where that is asked for.
+SCRIPTS: dict[str, Script] = {
+    "greet": [*b'<think>\nHm.\n</think>\n\n{"ci', BOS, *b'ty": "Paris"}'],
+    "weather": test_anthropic.CALL,
+}
 STREAMING = sorted(
     path
     for path, methods in SPEC["paths"].items()
     if "text/event-stream"
     in methods.get("post", {"responses": {"200": {"content": {}}}})["responses"]["200"]["content"]
 )
-# Refused with a stream, and for that reason without one to compare.
-PLAIN_ONLY = {"background", "prompt_logprobs"}
+# Not with a stream, or the difference itself, or of one value; a plain background response has
+# nothing to compare (test_responses_again has), a second key is a hit (test_answer_cache), and a
+# suffix needs another vocabulary (test_rest_of_sampling).
+NOT_COMPARED = {
+    *("answer_cache", "background", "prompt_logprobs", "stream", "suffix", "truncation"),
+}
+# Where the example is the default, or says nothing in this answer.
+VALUES: dict[str, list[Any]] = {
+    "add_generation_prompt": [False],
+    "continue_final_message": [True],
+    "echo": [True],
+    "ignore_eos": [True],
+    "include_reasoning": [False],
+    "include_stop_str_in_output": [True],
+    "model": [MODEL],
+    "previous_response_id": ["of the first answer"],
+    "skip_special_tokens": [False],
+    "store": [False],
+    "tool_choice": ["none"],
+    "truncation_side": ["right"],
+}
+SAID = [{"role": "user", "content": "greet"}, {"role": "assistant", "content": '{"ci'}]
+BESIDE: dict[str, dict[str, Any]] = {
+    "continue_final_message": {"messages": SAID, "add_generation_prompt": False},
+    "include_stop_str_in_output": {"stop": ["ar"]},
+    "truncation_side": {"truncate_prompt_tokens": 30},
+}
+LIMITS = ("max_tokens", "max_output_tokens")
+BESIDE_TOOLS = {"parallel_tool_calls", "tool_choice"}
+
+
+@functools.cache
+def thinker() -> Tokenizer:
+    return byte_tokenizer(MAY_THINK)
 
 
 def joined_chat(text: str) -> dict[str, Any]:
@@ -117,30 +157,57 @@ def streamed(path: str, answer: httpx.Response) -> dict[str, Any]:
     return (joined_chat if "chat" in path else joined_text)(answer.text)
 
 
+def values_of(path: str, name: str) -> list[Any]:
+    """What to try: each is not the default, which every other case has already."""
+    field = fields_of(path)[name]
+    shown = [value for value in field.get("examples", []) if value != field.get("default")]
+    return shown or VALUES.get(name, [])
+
+
 @pytest.mark.parametrize("path", STREAMING)
-@in_loop
-async def test_a_stream_adds_up_to_the_plain_answer_for_every_field(path: str) -> None:
-    """With the field's example, in an answer of text and in one that may be a call."""
+def test_every_field_has_a_value_that_is_not_its_default(path: str) -> None:
+    """So a field without a case of its own cannot come."""
     assert len(STREAMING) == 4
-    # The same key twice is a hit, which test_answer_cache compares.
-    names = [name for name in fields_of(path) if name not in PLAIN_ONLY | {"answer_cache"}]
-    async with house(TextEngine(SCRIPTS)) as server:
-        for name in names:
-            for given in fields_of(path)[name].get("examples", [BASES[path].get(name)]):
-                base = {**BASES[path], "seed": 5, **NEEDS.get(name, {})}
-                body = {**base, name: given, "stream": False, "stream_options": None}
-                if name == "top_logprobs" and "chat" in path:
-                    body["logprobs"] = True
-                plain = await server.client.post(path, json=body)
-                assert plain.status_code == 200, (name, plain.text)
-                body["stream"] = True
-                if "completions" in path:
-                    body["stream_options"] = {"include_usage": True}
-                made = await server.client.post(path, json=body)
-                assert made.headers["content-type"].startswith("text/event-stream"), made.text
-                whole = streamed(path, made)
-                assert comparable(path, whole) == comparable(path, plain.json()), name
-                assert ("timings" in whole) == ("timings" in plain.json()), name
+    missing = [name for name in fields_of(path) if not values_of(path, name)]
+    assert set(missing) <= NOT_COMPARED
+
+
+@pytest.mark.parametrize("path", STREAMING)
+def test_a_stream_adds_up_to_the_plain_answer_for_every_field(path: str) -> None:
+    """With each value of the field, in an answer of thoughts and of text."""
+    names = [name for name in fields_of(path) if name not in NOT_COMPARED]
+
+    async def check() -> None:
+        async with house(TextEngine(SCRIPTS), tokenizer=thinker()) as server:
+            first = (await server.client.post("/v1/responses", json=BASES["/v1/responses"])).json()
+            for name in names:
+                for value in values_of(path, name):
+                    given = first["id"] if name == "previous_response_id" else value
+                    await compare(server, path, name, given)
+
+    run(check, timeout_seconds=150)
+
+
+async def compare(server: House, path: str, name: str, given: Any) -> None:
+    limits = {limit: 48 for limit in LIMITS if limit in BASES[path]}
+    body = {**BASES[path], **limits, "seed": 5, **NEEDS.get(name, {}), **BESIDE.get(name, {})}
+    body |= {name: given, "stream": False, "stream_options": None}
+    if name == "top_logprobs" and "chat" in path:
+        body["logprobs"] = True
+    if name in BESIDE_TOOLS:
+        body["tools"] = fields_of(path)["tools"]["examples"][0]
+    plain = await server.client.post(path, json=body)
+    assert plain.status_code == 200, (name, given, plain.text)
+    body["stream"] = True
+    options = {"include_usage": True} if "completions" in path else {}
+    body["stream_options"] = options | (given if name == "stream_options" else {})
+    made = await server.client.post(
+        path, json={**body, "stream_options": body["stream_options"] or None}
+    )
+    assert made.headers["content-type"].startswith("text/event-stream"), made.text
+    whole = streamed(path, made)
+    assert comparable(path, whole) == comparable(path, plain.json()), (name, given)
+    assert ("timings" in whole) == ("timings" in plain.json()), name
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
