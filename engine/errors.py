@@ -1,7 +1,7 @@
-"""The one error for model files that we cannot or will not load.
+"""The one error for model files that we will not load, and how the faults of a request begin.
 
-It owns no text: whoever finds the fault writes one line that names the file and the field or
-tensor. Nothing here may import torch.
+Of model files it owns no text: whoever finds the fault writes one line that names the file and the
+field or tensor. Nothing here may import torch.
 """
 
 from __future__ import annotations
@@ -9,3 +9,8 @@ from __future__ import annotations
 
 class ModelFileError(ValueError):
     """A model file is missing, corrupt, truncated or unknown; str() is one line for a person."""
+
+
+# How the message of a row begins that ends because of what its request asked for.
+CONSTRAINT = "what was asked for cannot be kept: "
+NOTHING_LEFT = CONSTRAINT + "its fields together leave no token that may come"

@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.arrays import Array, to_host
 from engine.batch import Batch
+from engine.errors import CONSTRAINT, NOTHING_LEFT
 from engine.logprobs import Logprobs, as_token_logprobs
 from engine.pooling import PooledPrompts
 from engine.prompt_scores import ScoredPrompts
@@ -134,8 +135,10 @@ class PendingStep:
             return ()
         grammar = self._samples.grammar
         grammar.settle()
+        peaks = np.asarray(self._samples.peaks)
         for row, message in grammar.errors.items():
-            self._faults.setdefault(self._sampled[row], message)
+            shown = NOTHING_LEFT if peaks[row] == -np.inf else CONSTRAINT + message
+            self._faults.setdefault(self._sampled[row], shown)
         return tuple(self._sampled[row] for row in grammar.ended)
 
     def _row_errors(self) -> dict[int, str]:
@@ -149,7 +152,10 @@ class PendingStep:
         peaks = np.maximum.reduceat(peaks, self._batch.offsets[:-1])
         broken = np.flatnonzero(~np.isfinite(peaks)).tolist()
         if self._samples is not None:
-            finite = np.isfinite(np.asarray(self._samples.peaks))
+            best = np.asarray(self._samples.peaks)
+            finite = np.isfinite(best)
+            for i in np.flatnonzero(best == -np.inf):  # all is masked, whatever the model says
+                errors.setdefault(self._sampled[i], NOTHING_LEFT)
             broken += [self._sampled[i] for i in np.flatnonzero(~finite)]
         for row in broken:
             errors.setdefault(row, NOT_FINITE)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from engine.errors import CONSTRAINT
 from scheduler.types import Finished, FinishReason, Request, Tokens
 from server.choice import Choice, Delta
 from server.core_client import (
@@ -218,6 +219,10 @@ class Generation:
             FinishReason.ERROR,
             FinishReason.ABORT,
         ):
+            if event.message.startswith(CONSTRAINT):
+                raise InvalidRequest(
+                    f"{event.message[:1].upper()}{event.message[1:]}.", code="constraint_failed"
+                )
             if self._core.state is CoreState.READY:
                 log.error("request %s failed: %s", self._request_id, event.message)
                 raise GenerationFailed(f"The generation failed: {event.message}")

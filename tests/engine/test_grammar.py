@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.errors import NOTHING_LEFT
 from engine.grammar import GrammarCompiler, GrammarError, Vocabulary
 from engine.grammar_rows import GrammarRows
 from engine.loading import LoadedModel, load_model
@@ -139,6 +140,32 @@ def test_masked_logprobs_are_minus_infinity_and_never_nan(model: LoadedModel) ->
     values = [value for entry in answer.logprobs for _, value in entry.top]
     assert float("-inf") in values
     assert not any(value != value for value in values)  # NaN
+
+
+def test_fields_that_leave_the_grammar_no_token_end_the_request_with_that_reason(
+    model: LoadedModel,
+) -> None:
+    """B073: no token of another kind is let out, and no neighbour notices."""
+    words = ((ord("a"),), (ord("b"),), (ord("c"),), (TWO,))
+    bad = Request(
+        id="bad",
+        prompt=(5, 6),
+        max_tokens=9,
+        sampling=replace(HOT, bad_words=words),
+        grammar=LETTERS,
+    )
+    good = replace(bad, id="good", sampling=GREEDY)
+    served = serve(make_engine(model), [bad, good])
+    assert served.answers["bad"].reason is FinishReason.ERROR
+    assert served.answers["bad"].message == NOTHING_LEFT
+    assert not served.answers["bad"].token_ids
+    assert served.answers["good"].reason is not FinishReason.ERROR
+
+
+def test_contradicting_token_rules_without_a_grammar_say_the_same(model: LoadedModel) -> None:
+    sampling = replace(HOT, allowed_token_ids=(7,), bad_words=((7,),))
+    request = Request(id="a", prompt=(5, 6), max_tokens=9, sampling=sampling)
+    assert serve(make_engine(model), [request]).answers["a"].message == NOTHING_LEFT
 
 
 def test_bad_grammar_ends_its_own_request_only(model: LoadedModel) -> None:

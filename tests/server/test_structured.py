@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from engine.errors import NOTHING_LEFT
 from server.structured import answer_part
 from server.tokenizer import Tokenizer
 from tests.support.http_server import CHAT, COMPLETIONS, TextEngine, house, in_loop
@@ -229,6 +231,27 @@ async def test_many_distinct_schemas_do_not_pile_up() -> None:
     assert codes <= {200, 429}
     assert 200 in codes
     assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 429)
+
+
+@in_loop
+async def test_constraint_that_cannot_be_kept_is_the_clients_error_and_not_tried_again() -> None:
+    """A 5xx would be sent again by clients; what the request asked for fails each time."""
+
+    class Contradicted(GrammarEngine):
+        def submit(self, plan: Any) -> Any:
+            pending = super().submit(plan)
+            pending.value = replace(pending.value, token_ids=((),), row_errors=((0, NOTHING_LEFT),))
+            return pending
+
+    async with house(Contradicted()) as server:
+        plain = await server.chat("hi", structured_outputs={"regex": "a"}, bad_words=["a"])
+        stream = await server.chat(
+            "hi", structured_outputs={"regex": "a"}, bad_words=["a"], stream=True
+        )
+    for answer in (plain, stream):
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "constraint_failed"
+        assert "no token" in answer.json()["error"]["message"]
 
 
 @in_loop
