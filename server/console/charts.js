@@ -56,6 +56,7 @@ const limitLine = (dimension) =>
 export class StepCharts {
   constructor(tokensId, timeId, seconds) {
     this.seconds = seconds;
+    this.place = byId(tokensId);
     // A model belongs to one figure only, so each has its own range and source.
     const across = () => new Bokeh.Range1d({ start: -seconds, end: 0 });
     const tokensOf = { left: [], right: [], decode: [], total: [] };
@@ -93,10 +94,11 @@ export class StepCharts {
     const { left, right, ms } = data;
     let mostTokens = 8;
     let longest = 1;
+    // Less than a pixel of a step would be a haze.
+    const pixel = this.seconds / Math.max(this.place.clientWidth - 70, 100);
     for (const [ended, duration, prefill, decode] of steps) {
       const end = (ended - now) / 1000;
-      // A hairline of a step would not be seen at all.
-      left.push(end - Math.max(duration / 1000, this.seconds / 2000));
+      left.push(end - Math.max(duration / 1000, pixel));
       right.push(end);
       data.decode.push(decode);
       data.total.push(decode + prefill);
