@@ -6,6 +6,7 @@ elsewhere; the banner goes to stdout.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from types import TracebackType
 
@@ -67,7 +68,8 @@ class LoadProgress:
         if (loading.stage, quarter) != self._last:
             self._last = (loading.stage, quarter)
             done = f" {25 * quarter} %" if loading.total else ""
-            self._console.print(f"{loading.stage}{done}", markup=False, highlight=False)
+            with contextlib.suppress(OSError):  # of a log on a full disk
+                self._console.print(f"{loading.stage}{done}", markup=False, highlight=False)
 
 
 def banner_console() -> Console:

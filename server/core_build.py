@@ -159,7 +159,7 @@ def build_core(start: Start, report: Report, packed: Packed | None = None) -> Co
         max_model_len=max_total_tokens(capacity),
         context_length=model.context_length,
         vocab_size=model.vocab_size,
-        eos_token_ids=tuple(sorted({*model.eos_token_ids, *start.eos_token_ids})),
+        eos_token_ids=_ends(start, model, model.vocab_size),
         capacity=capacity,
         limits=limits,
         dtype=built.weights,
@@ -180,13 +180,17 @@ def build_core(start: Start, report: Report, packed: Packed | None = None) -> Co
     )
 
 
+def _ends(start: Start, model: ModelConfig, size: int) -> tuple[int, ...]:
+    """What ends an answer, as any of the files says; a tokenizer may name what no row is for."""
+    return tuple(sorted(e for e in {*model.eos_token_ids, *start.eos_token_ids} if e < size))
+
+
 def _grammars(start: Start, model: ModelConfig) -> GrammarCompiler | None:
     """None without a tokenizer's vocabulary, or with one that cannot end an answer."""
     from engine.grammar import GrammarCompiler, Vocabulary
 
     size = min(start.vocab_limit, model.vocab_size)
-    ends = {*model.eos_token_ids, *start.eos_token_ids}
-    eos_token_ids = tuple(sorted(end for end in ends if end < size))
+    eos_token_ids = _ends(start, model, size)
     if not start.tokens or not eos_token_ids:
         return None
     special_ids = tuple(index for index in start.special_ids if index < size)

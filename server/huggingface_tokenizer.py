@@ -19,6 +19,7 @@ from server.chat_template import ChatTemplate
 from server.token_pieces import SPACE_MARK, Spelling, TokenPieces
 from server.tokenizer_parts import TokenizerParts
 
+_MAX_TOKEN_ID = 1 << 22  # the list of tokens is as long
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -29,7 +30,10 @@ def read_directory(path: Path) -> TokenizerParts:
     names = _special_names(config, _json(path, "special_tokens_map.json"))
     vocabulary = backend.get_vocab(with_added_tokens=True)
     added = backend.get_added_tokens_decoder()
-    tokens: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+    highest = max(vocabulary.values(), default=-1)
+    if highest > _MAX_TOKEN_ID:
+        raise ModelFileError(f"{path / 'tokenizer.json'}: a token has the id {highest}")
+    tokens: list[str | None] = [None] * (highest + 1)
     for token, token_id in vocabulary.items():
         tokens[token_id] = token
     spelling, strips_first_space = _spelling(path, backend)

@@ -83,6 +83,8 @@ def make_group(
 ) -> PromptGroup:
     """Raises InvalidRequest for whatever the core could not take."""
     limits = model.limits
+    if model.tokenizer.vocab_size > limits.vocab_size:
+        _check_rows(prompt, model)
     max_tokens = resolve_max_tokens(len(prompt), wanted_tokens, limits)
     check_min_tokens(fields, max_tokens)
     if fields.num_sequences > model.max_group:
@@ -129,6 +131,17 @@ def make_group(
         for _ in requests
     )
     return PromptGroup(requests, choices, first_index, grammar=grammar, reading=reading)
+
+
+def _check_rows(prompt: Sequence[int], model: ServedModel) -> None:
+    """Some tokenizers have tokens, for padding or of a later model, that the model has no row for.
+
+    Such a text can be written and cannot be read.
+    """
+    highest = max(prompt, default=0)
+    if highest >= model.limits.vocab_size:
+        name = model.token_names(highest)[0]
+        raise InvalidRequest(f"The prompt has a token that this model does not know: '{name}'.")
 
 
 def _encode(tokenizer: Tokenizer, text: str, param: str) -> list[int]:

@@ -78,7 +78,8 @@ def serve(settings: Settings, early: EarlyCore | None = None) -> int:
         return _serve(settings, early)
     except (ConfigError, ModelFileError, CoreGaveUp, PortError) as error:
         console = Console(stderr=True)
-        console.print(f"paceline: {error}", markup=False, highlight=False, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            console.print(f"paceline: {error}", markup=False, highlight=False, soft_wrap=True)
         if isinstance(error, CoreGaveUp):
             return error.exit_code
         return 2 if isinstance(error, ConfigError | ModelFileError) else 1
@@ -196,11 +197,12 @@ class ServerLife:
             self._stop_wanted.set()
 
     def _on_ready(self, progress: LoadProgress, info: CoreInfo) -> None:
-        progress.close()
         # What is loaded stays: a collector that walks it holds up every stream.
         gc.freeze()
         url = url_of(self._config.host, self._listener.getsockname()[1])
-        print_banner(banner_console(), info, self._config, url)
+        with contextlib.suppress(OSError):  # a full disk must not end what could serve
+            progress.close()
+            print_banner(banner_console(), info, self._config, url)
         # The next core, if this one dies, is a matter for the log.
         self._client.on_loading = lambda _loading: None
         self._client.on_ready = lambda _info: log.warning("the engine is ready again")

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from server.errors import Unavailable, retry_headers
+
 T = TypeVar("T")
 Row = dict[str, Any]
 
@@ -31,6 +33,7 @@ CREATE TABLE IF NOT EXISTS lines (
     batch_id TEXT NOT NULL, number INTEGER NOT NULL, custom_id TEXT NOT NULL, body TEXT NOT NULL,
     is_error INTEGER, result TEXT, PRIMARY KEY (batch_id, number)) WITHOUT ROWID;
 """
+_STORAGE_SECONDS = 30.0  # for a full disk to be noticed by somebody
 OPEN = ("in_progress", "cancelling")
 _FILE_FACTS = "id, purpose, filename, created_at, expires_at, length(content) AS bytes"
 
@@ -43,6 +46,17 @@ class Line:
     number: int
     custom_id: str
     body: str
+
+
+class StorageFailed(Unavailable):
+    """Nothing of the transaction was kept: the disk is full, or the folder is gone."""
+
+    def __init__(self, error: sqlite3.Error) -> None:
+        super().__init__(
+            f"The server's data folder cannot be used: {error}.",
+            code="store_unavailable",
+            headers=retry_headers(_STORAGE_SECONDS),
+        )
 
 
 class Database:
@@ -61,8 +75,12 @@ class Database:
         self._connection.executescript(_SCHEMA)
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
-        """`work` in one transaction: all of it is kept, or nothing."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+        """`work` in one transaction: all of it is kept, or nothing. Raises StorageFailed."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._run, work)
+        except sqlite3.Error as error:
+            raise StorageFailed(error) from None
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
@@ -72,10 +90,11 @@ class Database:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             value = work(Transaction(self._connection))
+            self._connection.execute("COMMIT")
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            if self._connection.in_transaction:  # a full disk has ended it already
+                self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
         return value
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from server.answers import Json
-from server.batches.database import Database, Line, Row, Transaction
+from server.batches.database import Database, Line, Row, StorageFailed, Transaction
 from server.core_client import CoreClient, CoreState
 from server.errors import ApiError, envelope
 from server.inference import as_api_error
@@ -34,6 +34,7 @@ QUIET_SECONDS = 0.5
 POLL_SECONDS = 0.02
 BLOCKED_SECONDS = 0.25  # between looks whether others are done
 IDLE_SECONDS = 2.0
+STORAGE_SECONDS = 5.0  # between tries to write to a disk that is full
 MAX_ATTEMPTS = 3
 RETRIED = (429, 503)
 
@@ -67,7 +68,13 @@ class BatchRunner:
         try:
             while True:
                 self._awake.clear()
-                if not await self._turn():
+                try:
+                    is_busy = await self._turn()
+                except StorageFailed as error:
+                    log.error("batches wait: %s", error.message)
+                    await asyncio.sleep(STORAGE_SECONDS)
+                    continue
+                if not is_busy:
                     await self._sleep(IDLE_SECONDS)
         finally:
             for task in self._tasks.values():
@@ -133,14 +140,23 @@ class BatchRunner:
             del self._attempts[key]
             answer = {"status_code": status, "request_id": request_id, "body": body}
             result = _result(line.custom_id, answer, None)
-            await self._database.run(
-                lambda of: of.finish_line(line, result, is_error=status != 200)
-            )
+            await self._keep(line, result, is_error=status != 200)
         except Exception:
             log.exception("line %s of %s", line.number, line.batch_id)
         finally:
             self._contexts.pop(key, None)
             self._tasks.pop(key, None)
+
+    async def _keep(self, line: Line, result: Row, *, is_error: bool) -> None:
+        """Tries until the result is kept: the line must not be computed again for a full disk."""
+        while True:
+            try:
+                return await self._database.run(
+                    lambda of: of.finish_line(line, result, is_error=is_error)
+                )
+            except StorageFailed as error:
+                log.error("a result of %s waits: %s", line.batch_id, error.message)
+                await asyncio.sleep(STORAGE_SECONDS)
 
     async def _ask(self, endpoint: str, line: Line, context: RequestContext) -> tuple[int, Json]:
         """(status, body) of the endpoint's own answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.batches import runner, service
 from server.batches.database import Database
 from server.batches.multipart import parse_form
 from server.config import ConfigError, ServerConfig
@@ -82,7 +84,7 @@ def serving(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 
 def poll(url: str, batch_id: str, wanted: Any) -> dict[str, Any]:
-    for _ in range(1200):
+    for _ in range(6000):  # minutes: a busy machine is slow
         found = httpx.get(f"{url}/v1/batches/{batch_id}", headers=KEY, timeout=30)
         batch: dict[str, Any] = found.json()
         if wanted(batch):
@@ -190,6 +192,46 @@ def test_a_batch_that_is_too_old_gives_up_what_it_has_not_done(tmp_path: Path) -
             content = await server.client.get(f"/v1/files/{batch['error_file_id']}/content")
             rows = [json.loads(row) for row in content.text.splitlines()]
             assert [row["error"]["code"] for row in rows] == ["batch_expired"] * 2
+
+    run(check)
+
+
+def test_a_full_disk_is_said_and_computes_no_line_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files are refused; results wait for room; nothing is broken once there is some."""
+    opened: list[Database] = []
+
+    class Opened(Database):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder)
+            opened.append(self)
+
+        async def limit(self, pages: int) -> None:
+            def execute() -> None:
+                self._connection.execute(f"PRAGMA max_page_count = {pages}")
+
+            await asyncio.get_running_loop().run_in_executor(self._thread, execute)
+
+    monkeypatch.setattr(service, "Database", Opened)
+    monkeypatch.setattr(runner, "STORAGE_SECONDS", 0.05)
+    monkeypatch.setattr(runner, "QUIET_SECONDS", 0.0)
+
+    async def check() -> None:
+        engine = TextEngine({"batched": "Yes. " * 60})
+        async with house(engine, ServerConfig(data_dir=str(tmp_path)), live=True) as server:
+            batch = await start(server, *(line(str(i), prompt="batched") for i in range(40)))
+            await opened[0].limit(1)  # which is as few as there are now
+            sent = await server.client.post("/v1/files", **form("x" * 100_000))
+            assert sent.status_code == 503
+            assert sent.json()["error"]["code"] == "store_unavailable"
+            assert "retry-after" in sent.headers
+            await eventually(lambda: " waits: " in caplog.text, 20.0)
+            await opened[0].limit(1 << 30)
+            found = await ended(server, batch["id"])
+            assert found["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+            assert len(engine.by_request) == 40
+            assert (await server.client.post("/v1/files", **form("x"))).status_code == 200
 
     run(check)
 

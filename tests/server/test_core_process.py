@@ -144,7 +144,7 @@ def test_an_idle_core_waits_without_spinning() -> None:
         thread.start()
         time.sleep(0.5)
         ours.sendall(encode(Commands(aborts=("a",))))
-        thread.join(5)
+        thread.join(30)
         assert used[0] < 0.1
 
 
@@ -301,3 +301,12 @@ def test_what_can_not_be_packed_early_is_left_to_the_start(
 ) -> None:
     config = replace(EngineConfig(model=str(tiny_gguf), device="cpu"), **changes)  # type: ignore[arg-type]
     assert pack_early(Plan(config, DEFAULT_LIMITS)) is None
+
+
+def test_an_end_that_the_model_has_no_row_for_ends_nothing(tiny_model: Path) -> None:
+    """B025, B148: as a stop token it would fail each request, were it asked for."""
+    config = EngineConfig(model=str(tiny_model), device="cpu", kv_memory=40_000)
+    start = Start(config, DEFAULT_LIMITS, 1000, eos_token_ids=(7, 999))
+    core = build_core(start, lambda *_: None)
+    gc.unfreeze()
+    assert core.info.eos_token_ids == (2, 7)

@@ -260,3 +260,13 @@ def test_unsupported_decoder_is_refused(tmp_path: Path) -> None:
     backend.decoder = decoders.WordPiece()
     with pytest.raises(ModelFileError, match="decoders are supported"):
         load_tokenizer(write_directory(tmp_path, backend))
+
+
+def test_an_id_beyond_all_vocabularies_is_refused(tmp_path: Path) -> None:
+    """A list of four billion tokens is no vocabulary, and no memory for one."""
+    path = write_directory(tmp_path, BACKEND)
+    content = json.loads((path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["zz"] = 4_000_000_000
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ModelFileError, match="a token has the id 4000000000"):
+        load_tokenizer(path)

@@ -10,6 +10,7 @@ import pytest
 
 from server.schemas import ChatRequest, CompletionRequest
 from server.unserved import REFUSED
+from tests.support import http_server
 from tests.support.http_server import (
     CHAT,
     COMPLETIONS,
@@ -21,7 +22,7 @@ from tests.support.http_server import (
     texts,
 )
 from tests.support.refusals import USER, greeter, refused, refused_field
-from tests.support.tokenizers import BYTE_VOCAB_SIZE, byte_tokenizer
+from tests.support.tokenizers import BYTE_VOCAB_SIZE, IM_END, byte_tokenizer
 
 BASES: dict[str, dict[str, Any]] = {CHAT: {"messages": USER}, COMPLETIONS: {"prompt": "greet"}}
 
@@ -346,6 +347,19 @@ async def test_template_that_renders_nothing_is_refused() -> None:
             await refused(server, CHAT, json.dumps({"messages": USER}).encode(), param="messages")
     finally:
         tokenizer.chat_template.close()
+
+
+@in_loop
+async def test_a_text_with_a_token_that_the_model_has_no_row_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B148: a tokenizer with more tokens than the model; its longest ids are those of markers."""
+    monkeypatch.setattr(http_server, "MODEL_VOCAB_SIZE", IM_END)
+    async with house() as server:
+        for response in (await server.complete("a<|im_end|>"), await server.chat("hi")):
+            assert response.status_code == 400
+            assert "'<|im_end|>'" in response.json()["error"]["message"]
+        assert (await server.complete("a", max_tokens=2)).status_code == 200
 
 
 @in_loop
