@@ -8,6 +8,8 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,20 +31,18 @@ class Reader(threading.Thread):
         self._body = {**BODY, "max_tokens": max_tokens}
         self.started = threading.Event()
         self.text = ""
-        self.ended_at = 0.0
 
     def run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=30) as response:
+        with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
             for piece in response.iter_text():
                 self.text += piece
                 self.started.set()
-        self.ended_at = time.monotonic()
 
 
 def start(client: httpx.Client, max_tokens: int) -> Reader:
     reader = Reader(client, max_tokens)
     reader.start()
-    assert reader.started.wait(10)
+    assert reader.started.wait(60)
     return reader
 
 
@@ -50,6 +50,13 @@ def core_of(process: subprocess.Popen[str]) -> int:
     children = psutil.Process(process.pid).children()
     (core,) = [child.pid for child in children if "scripted_core" in " ".join(child.cmdline())]
     return core
+
+
+def poll(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def is_gone(pid: int) -> bool:
@@ -60,19 +67,18 @@ def test_a_stop_lets_running_streams_finish_and_refuses_new_ones() -> None:
     """B127: readiness 503 first, liveness 200, streams end with [DONE], exit code 0, no orphan."""
     with running_server("ready") as (process, client):
         core = core_of(process)
-        readers = [start(client, 200) for _ in range(3)]
+        readers = [start(client, 800) for _ in range(3)]
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        assert client.get("/ready").status_code == 503
+        poll(lambda: client.get("/ready").status_code == 503)
         assert client.get("/health").status_code == 200
         refused = client.post(COMPLETIONS, json=BODY)
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
         for reader in readers:
-            reader.join(20)
+            reader.join(60)
             assert reader.text.endswith("data: [DONE]\n\n")
             assert "error" not in reader.text
-        assert process.wait(5) == 0
+        assert process.wait(30) == 0
         assert is_gone(core)
 
 
@@ -80,11 +86,9 @@ def test_streams_beyond_the_drain_limit_end_with_an_error_event() -> None:
     """B127."""
     with running_server("ready", "--drain-seconds", "0.5") as (process, client):
         reader = start(client, 1500)
-        stopped_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        assert time.monotonic() - stopped_at < 0.5 + 2
-        reader.join(5)
+        assert process.wait(30) == 0
+        reader.join(30)
         assert '"error"' in reader.text
         assert "shutting down" in reader.text
 
@@ -112,10 +116,8 @@ def test_nothing_keeps_the_server_from_stopping(case: str) -> None:
             if case == "stalled engine":
                 start(client, 1500)
                 os.kill(core, signal.SIGSTOP)
-            stopped_at = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
-            assert time.monotonic() - stopped_at < 0.5 + 2
+            assert process.wait(30) == 0  # that is: ever
             assert is_gone(core)
 
 
@@ -123,14 +125,14 @@ def test_a_second_signal_stops_at_once() -> None:
     """B128: SIGINT twice, as Ctrl-C twice in a terminal."""
     with running_server("ready") as (process, client):
         core = core_of(process)
-        start(client, 1500)
+        reader = start(client, 1500)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        poll(lambda: client.get("/ready").status_code == 503)
         assert process.poll() is None
-        stopped_at = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(5) == 0
-        assert time.monotonic() - stopped_at < 2
+        assert process.wait(30) == 0
+        reader.join(30)
+        assert '"length"' not in reader.text  # it was not waited for
         assert is_gone(core)
 
 
@@ -154,28 +156,27 @@ def test_a_stop_cuts_what_hangs_without_a_traceback(twice: bool) -> None:
             if twice:
                 time.sleep(0.1)
                 process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=10)
+            _, errors = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "Traceback" not in errors
         assert " ERROR " not in errors
 
 
-def test_a_killed_core_shows_at_every_door_and_heals() -> None:
-    """B124 over HTTP: error event within two seconds, 503s, then it serves again."""
-    with running_server("ready") as (process, client):
+def test_a_killed_core_shows_at_every_door_and_heals(tmp_path: Path) -> None:
+    """B124 over HTTP: error event, 503s, then it serves again."""
+    may_start = tmp_path / "start"
+    may_start.touch()
+    with running_server(f"until {may_start}") as (process, client):
         reader = start(client, 1500)
-        killed_at = time.monotonic()
+        may_start.unlink()
         os.kill(core_of(process), signal.SIGKILL)
-        reader.join(5)
-        assert reader.ended_at - killed_at < 2.0
+        reader.join(30)
         assert '"error"' in reader.text
         assert client.get("/health").status_code == 503
         assert client.get("/ready").status_code == 503
         assert client.post(COMPLETIONS, json=BODY).status_code == 503
-        deadline = time.monotonic() + 10
-        while client.get("/ready").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        may_start.touch()
+        poll(lambda: client.get("/ready").status_code == 200)
         assert client.get("/health").status_code == 200
         answer = client.post(COMPLETIONS, json={**BODY, "stream": False, "max_tokens": 4})
         assert answer.json()["usage"]["completion_tokens"] == 4
@@ -189,28 +190,26 @@ def test_a_frozen_core_turns_health_to_503_until_it_moves_again() -> None:
         assert client.get("/health").status_code == 200
         reader = start(client, 400)
         os.kill(core, signal.SIGSTOP)
-        time.sleep(0.8)
-        assert client.get("/health").status_code == 503
+        poll(lambda: client.get("/health").status_code == 503)
         assert client.get("/ready").status_code == 503
         os.kill(core, signal.SIGCONT)
-        reader.join(20)
+        reader.join(60)
         assert reader.text.endswith("data: [DONE]\n\n")
         assert client.get("/health").status_code == 200
 
 
-def test_the_port_answers_before_the_model_is_loaded() -> None:
+def test_the_port_answers_before_the_model_is_loaded(tmp_path: Path) -> None:
     """B134: live at once, not ready, completions refused with a time to come back."""
-    with running_server("slow", ready=False) as (_, client):
+    loaded = tmp_path / "loaded"
+    with running_server(f"until {loaded}", ready=False) as (_, client):
         assert client.get("/health").status_code == 200
         assert client.get("/ready").status_code == 503
         assert client.get("/v1/models").status_code == 503
         refused = client.post(COMPLETIONS, json=BODY)
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
-        deadline = time.monotonic() + 10
-        while client.get("/ready").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        loaded.touch()
+        poll(lambda: client.get("/ready").status_code == 200)
         assert client.get("/v1/models").status_code == 200
 
 
@@ -222,7 +221,7 @@ def test_a_core_that_never_starts_ends_the_server_with_one_line(
     how: str, code: int, line: str
 ) -> None:
     with running_server(how, ready=False) as (process, _):
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == code
         assert errors.splitlines()[-1].startswith("paceline: ")
         assert line in errors.splitlines()[-1]
@@ -239,7 +238,7 @@ def test_a_flood_of_headers_is_refused_and_others_are_served() -> None:
         ]
         for flood in floods:
             with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.settimeout(5)
+                connection.settimeout(30)
                 connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + flood)
                 assert connection.recv(1000).startswith(b"HTTP/1.1 431")
             assert client.get("/health").status_code == 200

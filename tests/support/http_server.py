@@ -186,7 +186,7 @@ async def house(
         )
         if live:
             async with live_server(app) as url, httpx.AsyncClient(base_url=url) as client:
-                client.timeout = httpx.Timeout(20.0)
+                client.timeout = httpx.Timeout(60.0)
                 yield House(app, core, engine, client, url)
             return
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -229,7 +229,7 @@ class _no_signals:
     def __exit__(self, *_error: object) -> None: ...
 
 
-def run(test: Callable[[], Awaitable[None]], timeout_seconds: float = 30.0) -> None:
+def run(test: Callable[[], Awaitable[None]], timeout_seconds: float = 120.0) -> None:
     async def limited() -> None:
         async with asyncio.timeout(timeout_seconds):
             await test()
@@ -247,7 +247,9 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return wrapped
 
 
-async def eventually(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 5.0) -> None:
+async def eventually(
+    condition: Callable[[], bool | Awaitable[bool]], seconds: float = 30.0
+) -> None:
     """Waits until it holds; fails the test if it does not within `seconds`."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:

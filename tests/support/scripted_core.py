@@ -1,9 +1,9 @@
 """A core process with a scripted engine: real sockets, signals and deaths, no model.
 
 `spawn(how)` gives what a Supervisor calls instead of starting the real core. `how` is read in the
-child: "ready", "slow" (ready after 0.6 s), "bad model", "broken build", "no memory", "dies" (ready,
-then exits), "steady" (steps of 40 ms, and KV for far fewer than may run), "long step" (ready, then
-steps of a minute).
+child: "ready", "until FILE" (ready once there is that file), "bad model", "broken build", "no
+memory", "dies" (ready, then exits), "steady" (steps of 40 ms, and KV for far fewer than may run),
+"long step" (ready, then steps of a minute).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from engine.errors import ModelFileError
 from scheduler.policy import FirstComeFirstServed
+from server import core_process
 from server.core_build import Core, Report
 from server.core_process import main
 from server.wire import Start
@@ -41,11 +41,16 @@ def spawn(how: str) -> Callable[[int], subprocess.Popen[bytes]]:
     return start
 
 
+def die(_loop: core_process.ServingLoop) -> None:
+    """After the word that it is ready, which is sent in any case."""
+    raise SystemExit(7)
+
+
 def run(how: str, arguments: list[str]) -> int:
     def build(start: Start, report: Report) -> Core:
         report("loading weights", 1, 2)
-        if how == "slow":
-            time.sleep(0.6)
+        while how.startswith("until ") and not Path(how.removeprefix("until ")).exists():
+            time.sleep(0.01)
         if how == "bad model":
             raise ModelFileError("tiny.gguf: this is no model")
         if how == "broken build":
@@ -53,7 +58,7 @@ def run(how: str, arguments: list[str]) -> int:
         if how == "no memory":
             raise RuntimeError("CUDA out of memory. Tried to allocate 9 GiB")
         if how == "dies":
-            threading.Timer(0.05, lambda: os._exit(7)).start()
+            core_process.ServingLoop.run = die  # type: ignore[method-assign]
         capacity = replace(CAPACITY, num_slots=start.limits.max_running)
         step_seconds = 0.005
         if how == "steady":

@@ -36,11 +36,11 @@ def running_server(
         text=True,
         start_new_session=True,
     )
-    with process, httpx.Client(timeout=20.0) as client:
+    with process, httpx.Client(timeout=60.0) as client:
         try:
             assert process.stdout is not None
             client.base_url = httpx.URL(f"http://127.0.0.1:{process.stdout.readline().strip()}")
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while ready and client.get("/ready").status_code != 200:
                 assert time.monotonic() < deadline
                 assert process.poll() is None, process.communicate()
