@@ -75,6 +75,7 @@ def body_schema(model: type[BaseModel], parts: Json) -> Json:
         if _says_nothing(field):
             field.update(SCHEMAS[name])
         field.pop("title", None)
+        _push_down_length(field)
         if name not in required and "default" not in field:
             field["default"] = _made_default(model, name)
         given = example(model_name(model), name)
@@ -82,6 +83,16 @@ def body_schema(model: type[BaseModel], parts: Json) -> Json:
             field["examples"] = [given]
     schema["title"] = model_name(model)
     return schema
+
+
+def _push_down_length(field: Json) -> None:
+    """A length of either form of a field is, to JSON Schema, another word for each form."""
+    words = {"array": "maxItems", "object": "maxProperties", "string": "maxLength"}
+    if "anyOf" in field and "maxLength" in field:
+        most = field.pop("maxLength")
+        for option in field["anyOf"]:
+            if option.get("type") in words:
+                option[words[option["type"]]] = most
 
 
 def _says_nothing(field: Json) -> bool:

@@ -98,7 +98,9 @@ def _range(field: Json, parts: Json) -> str:
         if option.get("type") != "null"
     ]
     if options:
-        return " or ".join(_range(option, parts) for option in options)
+        return ", ".join(
+            [" or ".join(_range(option, parts) for option in options), *_bounds(field)]
+        )
     if "$ref" in field:
         part = parts[field["$ref"].rsplit("/", 1)[1]]
         return "object: " + ", ".join(map(html.escape, part.get("properties", {})))
@@ -108,15 +110,22 @@ def _range(field: Json, parts: Json) -> str:
     words = [str(field.get("type", "anything"))]
     if field.get("items"):
         words[0] += f" of {_range(field['items'], parts)}"
-    bounds = {
-        "minimum": "from {}",
-        "maximum": "to {}",
-        "exclusiveMaximum": "below {}",
-        "minLength": "at least {} characters",
-        "maxLength": "at most {} characters",
-        "minItems": "at least {}",
-        "maxItems": "at most {}",
-        "maxProperties": "at most {} entries",
-    }
-    words += [text.format(field[name]) for name, text in bounds.items() if name in field]
-    return ", ".join(words)
+    if isinstance(field.get("additionalProperties"), dict):
+        words[0] += f" of {_range(field['additionalProperties'], parts)}"
+    return ", ".join([*words, *_bounds(field)])
+
+
+_BOUNDS = {
+    "minimum": "from {}",
+    "maximum": "to {}",
+    "exclusiveMaximum": "below {}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minItems": "at least {}",
+    "maxItems": "at most {}",
+    "maxProperties": "at most {} entries",
+}
+
+
+def _bounds(field: Json) -> list[str]:
+    return [text.format(field[name]) for name, text in _BOUNDS.items() if name in field]
