@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from server.schema_patterns import kept_in_strings
+
 MAX_DEPTH = 48
 MAX_NODES = 20_000
 MAX_BYTES = 512 << 10
@@ -131,6 +133,11 @@ def _check_node(node: Schema) -> None:
         check = _SHAPES.get(name)
         if check is not None:
             check(name, value)
+    if "pattern" in node:
+        node["pattern"] = kept_in_strings(node["pattern"])
+    if "patternProperties" in node:
+        found = node["patternProperties"]
+        node["patternProperties"] = {kept_in_strings(key): found[key] for key in found}
     _check_bounds(node)
     one_of = node.get("oneOf")
     if one_of is not None and "anyOf" not in node and _are_disjoint(one_of):

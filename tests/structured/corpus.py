@@ -180,7 +180,8 @@ HAND_MADE: dict[str, Schema] = {
     "enum-and-type": {"type": ["integer", "string"], "enum": [1, "1", 1.5, None]},
     "enum-of-hundreds": {"enum": [f"Wert {number}" for number in range(400)]},
     "multiple-of-ten": {"type": "integer", "multipleOf": 10, "minimum": -50, "maximum": 50},
-    "multiple-of-cent": {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 10},
+    # 0.01 is no number of base 2, by which jsonschema reckons.
+    "multiple-of-quarter": {"type": "number", "multipleOf": 0.25, "minimum": 0, "maximum": 10},
     "multiple-twice": {
         "allOf": [{"type": "integer", "multipleOf": 4}, {"multipleOf": 6}],
         "minimum": 0,
@@ -275,6 +276,16 @@ HAND_MADE: dict[str, Schema] = {
     "pattern-anchors-inside": {"type": "string", "pattern": "^(a|bc)d?$"},
     "pattern-classes": {"type": "string", "pattern": r"^[^\s\d]{2,4}\.[\w-]{1,3}$"},
     "pattern-negated-quote": {"type": "string", "pattern": '^[^"\\\\]{1,4}$'},
+    "pattern-no-backslash": {"type": "string", "pattern": r"^[^\\]{1,3}\.$"},
+    "pattern-no-quote": array({"type": "string", "pattern": '^[^"]{1,2}$'}, minItems=2),
+    "pattern-no-ascii": {"type": "string", "pattern": "^[^ -~]{1,2}x$"},
+    "pattern-properties-no-quote": {
+        "type": "object",
+        "patternProperties": {'^[^"a]{2}$': SMALL},
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 2,
+    },
     "pattern-emoji": {"type": "string", "pattern": "^[😀-😂]{1,2}$"},
     "pydantic": {
         "$defs": {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import cache
 from typing import Any
 
@@ -93,3 +94,30 @@ def test_refusal_names_what_it_is_about(schema: Any, word: str) -> None:
     assert word in message
     assert "\n" not in message
     assert len(message) < 500
+
+
+CHARACTERS = ('"', "\\", "/", "\n", "\t", "\x00", "\x1f", "a", "é", "😀")
+CLASSES = (
+    *(r"[^\\]", '[^"]', r"[^\"\\]", "[^a]", r"[^\n]", r"[^\\\n]", r"[^\\n]", r"[^\x5c]", "[^ -~]"),
+    *(r"([^\\]|a)", r"[^]\\]", r"[\]\\]", r"[^\s\\]", ".", r"\W", r"[\W\w]", "[!-#]"),
+)
+
+
+@pytest.mark.parametrize("pattern", CLASSES)
+def test_no_escape_is_a_way_around_a_class_of_characters(pattern: str) -> None:
+    """B070 B071: every way of writing every character that JSON has."""
+    spec = spec_of({"type": "string", "pattern": f"^{pattern}$"})
+    num_accepted = 0
+    for character in CHARACTERS:
+        units = character.encode("utf-16-be").hex()
+        escape = "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+        written = json.dumps(character)
+        for text in (written, json.dumps(character, ensure_ascii=False), f'"{escape}"'):
+            state = compiler().start(spec)
+            try:
+                state.accept(list(text.encode()))
+            except GrammarError:
+                continue
+            assert re.fullmatch(pattern, character, re.ASCII), text
+            num_accepted += 1
+    assert num_accepted
