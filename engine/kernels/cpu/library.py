@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 
-ABI = 3  # PACELINE_ABI of api.h
+ABI = 4  # PACELINE_ABI of api.h
 TIERS = ("avx512vnni", "avxvnni", "avx2", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
 FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"
@@ -23,6 +33,7 @@ KV_KINDS = {"float32": 0, "float16": 1, "int8": 2}
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down", "embedding", "head")
 NORMS = ("attention", "mlp", "q", "k", "final")
 PHASES = ("embed", "norm", "qkv", "rope", "attention", "output", "mlp", "down", "head")
+LIMITS = ("read_bytes", "int8_products", "fp32_products")
 ERRORS = {
     -1: "a shape that the kernels do not support",
     -2: "a batch with a token, position, row bound or block id out of range",
@@ -111,6 +122,7 @@ _SIGNATURES = {
         c_int32,
         (*(c_int32,) * 7, *(c_void_p,) * 3, c_int32, *(c_void_p,) * 4),
     ),
+    "paceline_limit": (c_double, (c_int32, c_int32)),
     "paceline_exp": (None, (c_void_p, c_void_p, c_int32)),
     "paceline_half_round_trip": (None, (c_void_p, c_void_p, c_int32)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import ctypes.util
 import hashlib
 import os
@@ -18,7 +19,7 @@ from engine.kernels.cpu import library
 ROOT = Path(__file__).resolve().parents[3]
 HEADER = ROOT / "engine/kernels/cpu/api.h"
 # The interface without its comments. Who changes it changes PACELINE_ABI, library.ABI and this.
-KNOWN = (3, "ab916fad6c6ed60e")
+KNOWN = (4, "466b99bd63366a6c")
 
 
 def ask(folder: Path | None, abi: int = library.ABI) -> list[str]:
@@ -76,3 +77,10 @@ def test_an_interface_that_changes_changes_its_number() -> None:
     assert int(number[1]) == library.ABI
     code = " ".join(re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL).split())
     assert (library.ABI, hashlib.sha256(code.encode()).hexdigest()[:16]) == KNOWN
+
+
+def test_limits_of_the_machine_are_numbers(kernels: ctypes.CDLL) -> None:
+    for what in range(len(library.LIMITS)):
+        assert kernels.paceline_limit(what, 1) > 0
+    assert kernels.paceline_limit(len(library.LIMITS), 1) == 0
+    assert kernels.paceline_limit(0, 0) == 0
