@@ -13,20 +13,61 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="small sizes, on the CPU")
-    parser.add_argument("--seconds", type=float, default=340, help="start nothing after this")
+    parser.add_argument(
+        "--seconds", type=float, default=340, help="the last part starts nothing after this"
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu_check.json"))
     return parser.parse_args(arguments)
 
 
+def guarded(name: str, results: Iterator[dict]) -> Iterator[dict]:
+    """An error, even of an import, is one more result and ends its part alone."""
+    try:
+        yield from results
+    except Exception as error:  # the next part may well work
+        traceback.print_exc()
+        yield {"name": name, "error": f"{type(error).__name__}: {error}"}
+
+
+def steps_part(device: torch.device, dry_run: bool) -> Iterator[dict]:
+    from tests.gpu import steps
+
+    yield from steps.measure(steps.DRY if dry_run else steps.FULL, device)
+
+
+def kernels_part(device: torch.device, dry_run: bool) -> Iterator[dict]:
+    from tests.gpu import kernels
+
+    yield from kernels.measure(kernels.DRY if dry_run else kernels.FULL, device)
+
+
+def peers_part(device: torch.device, dry_run: bool) -> Iterator[dict]:
+    from tests.gpu import peers, steps
+
+    yield peers.transformers_continuous_batching(steps.DRY if dry_run else steps.FULL, device)
+
+
+# Each part ends when so much of the time has passed; a part that is faster leaves its time.
+PARTS = {"steps": (0.65, steps_part), "kernels": (0.85, kernels_part), "peers": (1.0, peers_part)}
+
+
 def until(deadline: float, name: str, results: Iterator[dict]) -> Iterator[dict]:
     """The results as they come, until the time is over."""
+    if time.monotonic() > deadline:
+        yield {"name": name, "skipped": "out of time"}
+        return
     for result in results:
         yield result
         if time.monotonic() > deadline:
@@ -58,7 +99,6 @@ def environment(absent: list[str]) -> dict:
 def main() -> int:
     options = parse(sys.argv[1:])
     begin = time.monotonic()
-    deadline = begin + options.seconds
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
     from tests.gpu.absent import stand_in_for_unused_packages
@@ -66,36 +106,28 @@ def main() -> int:
     absent = stand_in_for_unused_packages()
     import torch
 
-    from tests.gpu import kernels, peers, steps, timing
-
     if not options.dry_run and not torch.cuda.is_available():
         print("there is no CUDA device that torch can use; --dry-run needs none", file=sys.stderr)
         return 1
     device = torch.device("cpu" if options.dry_run else "cuda")
-    of_kernels = kernels.DRY if options.dry_run else kernels.FULL
-    of_steps = steps.DRY if options.dry_run else steps.FULL
-
-    def peer() -> Iterator[dict]:
-        yield peers.transformers_continuous_batching(of_steps, device)
-
-    parts = {
-        "steps": lambda: steps.measure(of_steps, device),
-        "kernels": lambda: kernels.measure(of_kernels, device),
-        "peers": peer,
-    }
     report: dict = {"dry_run": options.dry_run, "environment": environment(absent)}
+    failed = 0
+
+    def save() -> None:
+        report["seconds"] = time.monotonic() - begin
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
     with torch.inference_mode():
-        for name, measure in parts.items():
+        for name, (share, part) in PARTS.items():
             report[name] = []
-            if time.monotonic() > deadline:
-                continue
-            for result in until(deadline, name, timing.guarded(name, measure())):
+            save()
+            deadline = begin + options.seconds * share
+            for result in until(deadline, name, guarded(name, part(device, options.dry_run))):
                 report[name].append(result)
+                failed += isinstance(result.get("error"), str)
                 print(json.dumps(result), flush=True)
-                report["seconds"] = time.monotonic() - begin
-                options.out.write_text(json.dumps(report, indent=1) + "\n")
-    failed = [r for name in parts for r in report[name] if isinstance(r.get("error"), str)]
-    print(f"{options.out}: {report['seconds']:.0f} s, {len(failed)} parts failed", file=sys.stderr)
+                save()
+    print(f"{options.out}: {report['seconds']:.0f} s, {failed} parts failed", file=sys.stderr)
     return 0
 
 

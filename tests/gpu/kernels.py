@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.library import Library, flash3, rows_of, varlen
 from engine.attention.reference import ReferenceAttention
 from engine.attention.triton import TritonAttention
 from engine.batch import Batch
 from engine.decoder import gated_silu as gated_silu_twin
+from engine.gpu_linear import Float8Linear
 from engine.kernels.triton import gemm
 from engine.kernels.triton.norms import add_rms_norm, gated_silu
 from engine.kv_cache import KVCache
@@ -71,17 +74,19 @@ DRY = Sizes(
 BLOCK_SIZE = 16
 
 
-def batch_of(starts: list[int], lengths: list[int], device: torch.device) -> Batch:
+def batch_of(
+    starts: list[int], lengths: list[int], device: torch.device, *, block_size: int = BLOCK_SIZE
+) -> Batch:
     """Rows with blocks of their own, one after the other."""
     ends = np.array(starts) + np.array(lengths)
-    counts = -(-ends // BLOCK_SIZE)
+    counts = -(-ends // block_size)
     tables = np.full((len(ends), counts.max()), -1, dtype=np.int32)
     first = np.cumsum(counts) - counts
     for row, count in enumerate(counts):
         tables[row, :count] = first[row] + np.arange(count)
     positions = np.concatenate([np.arange(s, e) for s, e in zip(starts, ends, strict=True)])
     rows = np.repeat(np.arange(len(ends)), lengths)
-    slots = tables[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    slots = tables[rows, positions // block_size] * block_size + positions % block_size
     return Batch(
         starts=np.array(starts),
         lengths=np.array(lengths),
@@ -108,14 +113,21 @@ def attention_of(
     lengths: list[int],
     sizes: Sizes,
     device: torch.device,
+    *,
+    float8: bool = False,
     **options: bool,
 ) -> Result:
     heads, batch = sizes.heads, batch_of(starts, lengths, device)
     num_blocks = int(batch.block_tables.max()) + 1
     cache = KVCache(
-        heads, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=sizes.dtype, device=device
+        heads,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        dtype=torch.float8_e4m3fn if float8 else sizes.dtype,
+        device=device,
+        scales=torch.full((1, 2, heads.num_kv_heads), 0.5, device=device) if float8 else None,
     )
-    cache.layers[:, :, :num_blocks].normal_()
+    cache.layers[:, :, :num_blocks] = normal(cache.layers[:, :, :num_blocks].shape, sizes, device)
     attention = TritonAttention(cache, num_heads=heads.num_heads, windows=(None,), **options)
     columns = attention.columns(batch, None)
     q = normal((len(batch.token_ids), heads.num_heads, heads.head_dim), sizes, device)
@@ -128,7 +140,8 @@ def attention_of(
         "name": name,
         **against_floor(
             took,
-            num_bytes=size * (2 * int(batch.ends.sum()) * kv_width + 2 * q.numel()),
+            num_bytes=2 * int(batch.ends.sum()) * kv_width * cache.layers.dtype.itemsize
+            + size * 2 * q.numel(),
             flops=4 * pairs * heads.num_heads * heads.head_dim,
         ),
     }
@@ -149,6 +162,56 @@ def attentions(sizes: Sizes, device: torch.device) -> Iterator[Result]:
         for length in sizes.prefills:
             name = f"prefill attention {length}{mode}"
             yield attention_of(name, [0], [length], sizes, device, **options)
+    for rows, context in sizes.decodes:
+        name = f"decode attention {rows} x {context} float8"
+        yield attention_of(name, [context - 1] * rows, [1] * rows, sizes, device, float8=True)
+
+
+def libraries(sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    """Prefills by what is there besides our kernels, and how far the results are apart."""
+    found: list[tuple[str, Library, int]] = []
+    if device.type == "cuda" and find_spec("flash_attn_interface") is not None:
+        found.append(("FlashAttention-3", flash3, BLOCK_SIZE))
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if device.type == "cuda" and version >= (2, 12):
+        found.append(("varlen_attn", varlen, 256))
+    if not found:
+        yield {"name": "other attention", "absent": True}
+    for name, library, block_size in found:
+        for length in sizes.prefills:
+            yield from guarded(name, library_of(name, library, block_size, length, sizes, device))
+
+
+def library_of(
+    name: str,
+    library: Library,
+    block_size: int,
+    length: int,
+    sizes: Sizes,
+    device: torch.device,
+) -> Iterator[Result]:
+    heads, batch = sizes.heads, batch_of([0], [length], device, block_size=block_size)
+    num_blocks = int(batch.block_tables.max()) + 1
+    cache = KVCache(
+        heads, num_blocks=num_blocks, block_size=block_size, dtype=sizes.dtype, device=device
+    )
+    cache.layers[:, :, :num_blocks].normal_()
+    keys, values = cache.layers[0]
+    rows = rows_of(batch, cache)
+    q = normal((length, heads.num_heads, heads.head_dim), sizes, device)
+    ours = torch.empty_like(q)
+    attention = TritonAttention(cache, num_heads=heads.num_heads, windows=(None,))
+    attention.run(attention.columns(batch, None), 0, q, ours)
+    theirs = library(q, keys, values, rows, window=None)
+    took = seconds(
+        lambda: library(q, keys, values, rows, window=None), device, repeats=sizes.repeats
+    )
+    pairs = length * (length + 1) // 2
+    yield {
+        "name": f"{name} prefill {length}",
+        **against_floor(took, flops=4 * pairs * heads.num_heads * heads.head_dim),
+        "apart": error_of(ours, theirs),
+    }
 
 
 FORMS: dict[str, Callable[[Tensor], gemm.Weight]] = {
@@ -178,6 +241,14 @@ def products(sizes: Sizes, device: torch.device) -> Iterator[Result]:
                 "name": f"torch {name}",
                 **against_floor(took, num_bytes=dense_bytes, flops=flops),
             }
+            if rows <= 64 or device.type == "cuda":
+                float8 = Float8Linear(weight, None)
+                took = seconds(lambda x=x, f=float8: f(x), device, repeats=sizes.repeats)
+                yield {
+                    "name": f"float8 {name}",
+                    **against_floor(took, num_bytes=moved + weight.numel(), flops=flops),
+                    "error": error_of(float8(x), x.double() @ weight.double().t()),
+                }
             for form, stored in forms.items():
                 if form != "dense" and rows > 64:
                     continue
@@ -251,6 +322,7 @@ def draws(sizes: Sizes, device: torch.device) -> Iterator[Result]:
 def measure(sizes: Sizes, device: torch.device) -> Iterator[Result]:
     parts = {
         "attention": attentions,
+        "libraries": libraries,
         "elementwise": elementwise,
         "draws": draws,
         "products": products,

@@ -356,7 +356,7 @@ def let_go(device: torch.device) -> None:
 
 
 def measure(sizes: Sizes, device: torch.device) -> Iterator[Result]:
-    for name in sizes.models:
+    for name in reversed(sizes.models):  # the one with requests end to end comes first
         let_go(device)
         yield from guarded(name, measure_model(name, sizes, device))
 
@@ -368,25 +368,27 @@ def measure_model(name: str, sizes: Sizes, device: torch.device) -> Iterator[Res
     engine = make_engine(model, sizes, device)
     runner = engine._runner
     assert isinstance(runner, CudaRunner)
+    yield {**capture_all(engine, sizes), "model": name}
+    captured = decode_steps(name, engine, sizes, mode="graphs", depth=1)
+    yield from guarded(f"{name} graphs", captured)
+    yield from guarded(f"{name} prefill", prefill_step(name, engine, sizes))
+    if name == sizes.models[-1]:
+        short = max(1, sizes.output // 8)
+        for output, depth in ((sizes.output, 1), (short, 1), (short, 0)):
+            served = end_to_end(name, engine, sizes, output=output, depth=depth)
+            yield from guarded(f"{name} end to end", served)
+    yield from guarded(f"{name} waits", waits(name, engine, device))
+    yield from guarded(f"{name} graphs", graphs_against_eager(name, engine, sizes))
+    yield from guarded(f"{name} memory", step_memory(name, engine, device))
     graphs, runner.graphs = runner.graphs, None
     few = replace(sizes, repeats=min(sizes.repeats, 5))
     eager = decode_steps(name, engine, few, mode="eager", depth=1)
     yield from guarded(f"{name} eager", eager)
-    yield from guarded(f"{name} memory", step_memory(name, engine, device))
     runner.graphs = graphs
-    yield {**capture_all(engine, sizes), "model": name}
-    yield from guarded(f"{name} waits", waits(name, engine, device))
-    yield from guarded(f"{name} graphs", graphs_against_eager(name, engine, sizes))
-    for depth in (1, 0):
-        captured = decode_steps(name, engine, sizes, mode="graphs", depth=depth)
-        yield from guarded(f"{name} graphs", captured)
-    yield from guarded(f"{name} prefill", prefill_step(name, engine, sizes))
     if name != sizes.models[-1]:
         return
-    short = max(1, sizes.output // 8)
-    for output, depth in ((short, 0), (short, 1), (sizes.output, 1)):
-        served = end_to_end(name, engine, sizes, output=output, depth=depth)
-        yield from guarded(f"{name} end to end", served)
+    serial = decode_steps(name, engine, few, mode="graphs", depth=0)
+    yield from guarded(f"{name} graphs", serial)
     del engine, runner, graphs
     let_go(device)
     yield from guarded(f"{name} deterministic", deterministic(name, model, sizes, device))
