@@ -6,20 +6,31 @@ Only puts the parts together. Imported where a GPU is used, and by tests in the 
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from engine.attention.triton import partial_bytes
 from engine.cuda_graphs import CudaRecorder
-from engine.cuda_memory import CudaMemory, DeviceMemory, MemoryPlan, plan_memory
+from engine.cuda_memory import (
+    CudaMemory,
+    DeviceMemory,
+    MemoryPlan,
+    plan_memory,
+    release_memory,
+)
 from engine.cuda_runner import CudaRunner
+from engine.decoder import Decoder
+from engine.gpu_linear import convert_linears, refusal
 from engine.grammar import GrammarCompiler
 from engine.kernels.triton.penalties import penalise
 from engine.kernels.triton.sampling import draw
 from engine.kv_memory import kv_bytes_per_token
+from engine.kv_scales import calibrated_scales
 from engine.loading import LoadedModel
+from engine.model_config import ModelConfig
 from engine.torch_engine import TorchEngine
 from scheduler.types import KVCapacity
 
@@ -29,6 +40,58 @@ class TritonSampling:
 
     draw = staticmethod(draw)
     penalise = staticmethod(penalise)
+
+
+CUDA_GRANULE = 2 << 20  # what the driver hands out, in bytes
+# --gpu-quantize -> engine.gpu_linear's scheme
+SCHEMES = {"int8": "int8", "int4": "int4", "fp8": "float8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """In which form weights and KV are kept; `scheme` is engine.gpu_linear's, None as loaded."""
+
+    scheme: str | None
+    dtype: torch.dtype  # of activations
+    kv_dtype: torch.dtype
+
+    def apply(self, decoder: Decoder) -> Tensor | None:
+        """Convert the products; the scales of the KV, if it needs any."""
+        if self.scheme is not None:
+            convert_linears(decoder, self.scheme, dtype=self.dtype)
+            release_memory(decoder.embedding.device)
+        if self.kv_dtype is not torch.float8_e4m3fn:
+            return None
+        return calibrated_scales(decoder)
+
+
+def prepare(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    quantise: str = "none",
+    kv_dtype: str = "auto",
+    deterministic: bool = False,
+) -> Prepared:
+    """Before weights are read. Raises ValueError, one line, for what can not be."""
+    fp8 = {"--gpu-quantize fp8": quantise == "fp8", "--kv-dtype fp8": kv_dtype == "fp8"}
+    for flag in (flag for flag, wanted in fp8.items() if wanted):
+        if device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+            name = torch.cuda.get_device_name()
+            raise ValueError(f"{flag}: {name} has no float8; it needs compute capability 8.9")
+    scheme = SCHEMES.get(quantise)
+    if deterministic:
+        if quantise == "fp8":
+            raise ValueError(
+                "--gpu-quantize fp8: its products depend on the batch, which --deterministic "
+                "rules out; int8 and int4 do not"
+            )
+        scheme = "invariant" if scheme is None else f"{scheme}-invariant"
+    reason = None if scheme is None else refusal(config, scheme)
+    if reason is not None:
+        raise ValueError(f"--gpu-quantize {quantise}: {reason}")
+    return Prepared(scheme, dtype, torch.float8_e4m3fn if kv_dtype == "fp8" else dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +122,12 @@ def make_sized_cuda_engine(
     `options` are make_cuda_engine's. Raises ValueError if no block fits.
     """
 
+    granule = 1
+    if device.type == "cuda":
+        granule = CUDA_GRANULE
+        # The trial's workspaces serve the engine too.
+        options["capture_stream"] = torch.cuda.Stream(device)
+
     def trial(num_blocks: int) -> None:
         engine, runner = _made(
             model, device=device, dtype=dtype, capacity=limits.capacity(num_blocks), **options
@@ -82,9 +151,20 @@ def make_sized_cuda_engine(
         memory or CudaMemory(device),
         trial_blocks=-(-limits.max_model_len // limits.block_size),
         block_bytes=block_bytes,
+        granule=granule,
     )
-    capacity = limits.capacity(plan.num_blocks)
-    return _made(model, device=device, dtype=dtype, capacity=capacity, **options)[0], plan
+    while True:
+        capacity = limits.capacity(plan.num_blocks)
+        try:
+            engine, _ = _made(model, device=device, dtype=dtype, capacity=capacity, **options)
+        except torch.OutOfMemoryError:
+            # Somebody has taken memory since the trial.
+            if plan.num_blocks < 2:
+                raise
+        else:
+            return engine, plan
+        release_memory(device)
+        plan = replace(plan, num_blocks=plan.num_blocks - max(1, plan.num_blocks // 50))
 
 
 def make_cuda_engine(model: LoadedModel, **options: Any) -> TorchEngine:
@@ -101,11 +181,18 @@ def _made(
     vocab_limit: int | None = None,
     grammars: GrammarCompiler | None = None,
     deterministic: bool = False,
+    kv_scales: Tensor | None = None,
     graphs: bool = True,
+    capture_stream: torch.cuda.Stream | None = None,
 ) -> tuple[TorchEngine, CudaRunner]:
-    """`dtype` is the KV's (float8_e4m3fn too). `deterministic` concerns attention: the products
-    of the model keep their bits in any batch if they are engine.gpu_linear's invariant ones.
+    """`dtype` is the KV's (float8_e4m3fn with `kv_scales`, see KVCache).
+
+    `deterministic` concerns attention: the products of the model keep their bits in any batch if
+    they are engine.gpu_linear's invariant ones.
     """
+    recorder = None
+    if graphs and device.type == "cuda":
+        recorder = CudaRecorder(capture_stream or torch.cuda.Stream(device))
     runner = CudaRunner(
         model.decoder,
         num_blocks=capacity.num_blocks,
@@ -115,7 +202,8 @@ def _made(
         max_rows=capacity.num_slots,
         max_model_len=capacity.max_model_len,
         deterministic=deterministic,
-        recorder=CudaRecorder(device) if graphs and device.type == "cuda" else None,
+        kv_scales=kv_scales,
+        recorder=recorder,
     )
     engine = TorchEngine(
         model,

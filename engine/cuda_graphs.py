@@ -43,8 +43,9 @@ class Recorder(Protocol):
 class CudaRecorder:
     """CUDA graphs in one memory pool, which is safe since they run one after the other."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        """`stream` is for captures alone; libraries keep a workspace for each that they meet."""
+        self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:

@@ -103,20 +103,22 @@ def plan_memory(
     *,
     trial_blocks: int,
     block_bytes: int,
+    granule: int = 1,
 ) -> MemoryPlan:
     """Blocks that fit beside the weights and the largest step, to the last one.
 
     `trial(num_blocks)` builds an engine with a KV pool of `trial_blocks` blocks, runs the largest
     step it may be asked for, captures its graphs, and lets go of it. Weights are loaded before.
-    Raises ValueError if no block fits.
+    The pool comes in units of `granule` bytes. Raises ValueError if no block fits.
     """
     weights = memory.reserved()
     memory.reset_peak()
     trial(trial_blocks)
-    pool = (trial_blocks + 1) * block_bytes
+    pool = -(-(trial_blocks + 1) * block_bytes // granule) * granule
     step = max(0, memory.peak_reserved() - weights - pool)
     total, others = memory.total(), memory.used_by_others()
-    num_blocks = (total - others - weights - step) // block_bytes - 1
+    room = (total - others - weights - step) // granule * granule
+    num_blocks = room // block_bytes - 1
     if num_blocks < 1:
         raise ValueError(
             f"no KV block of {block_bytes} bytes fits: of {total} bytes others use {others}, the "

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.attention.triton import Columns, TritonAttention
+from engine.attention import fused_attention
+from engine.attention.triton import Columns
 from engine.batch import Batch
 from engine.cuda_graphs import DecodeGraphs, Recorder, StaticInputs
 from engine.cuda_memory import is_out_of_memory, release_memory
@@ -43,27 +44,28 @@ class CudaRunner:
         max_rows: int,
         max_model_len: int,
         deterministic: bool = False,
+        kv_scales: Tensor | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`dtype` is the KV's; float8_e4m3fn stores it with a scale of 1 a head.
+        """`dtype` is the KV's, `kv_scales` what float8_e4m3fn needs; see KVCache.
 
         `recorder` captures decode steps of up to `max_rows` rows; None: all steps are eager.
         """
         config = decoder.config
         self._decoder = decoder
         self._cache = KVCache(
-            config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device
+            config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+            scales=kv_scales,
         )
-        self._scales = None
-        if dtype is torch.float8_e4m3fn:
-            ones = torch.ones((config.num_layers, config.num_kv_heads), device=device)
-            self._scales = (ones, ones)
-        self._attention = TritonAttention(
+        self._attention = fused_attention(
             self._cache,
             num_heads=config.num_heads,
             windows=config.layer_windows,
             deterministic=deterministic,
-            scales=self._scales,
         )
         self.graphs = None
         if recorder is not None:
@@ -160,8 +162,9 @@ class CudaRunner:
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
         scales = None
-        if self._scales is not None:
-            scales = (self._scales[0][index], self._scales[1][index])
+        if self._cache.scales is not None:
+            of_keys, of_values = self._cache.scales[index]
+            scales = (of_keys, of_values)
         q = normed.new_empty((len(normed), layer.num_heads, layer.head_dim))
         rotate_and_store(
             layer.qkv(normed),

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from engine.decoder import Decoder, DecoderLayer
 from engine.kernels.triton import gemm
+from engine.model_config import ModelConfig
 
 FP8_MAX = 448.0  # of float8_e4m3fn
+PRODUCTS = ("qkv", "output", "gate_up", "down")  # of a layer
 
 
 class TritonLinear(nn.Module):
@@ -25,6 +27,11 @@ class TritonLinear(nn.Module):
         super().__init__()
         self._weight, self._tile_rows = weight, tile_rows
         self.register_buffer("bias", bias)
+
+    @property
+    def weight_tensors(self) -> list[Tensor]:
+        weight = self._weight
+        return [part for part in (weight.data, weight.scale, weight.zero) if part is not None]
 
     def forward(self, x: Tensor) -> Tensor:  # [rows, inputs] -> [rows, outputs]
         return gemm.multiply(x.contiguous(), self._weight, self.bias, tile_rows=self._tile_rows)
@@ -45,8 +52,10 @@ class Float8Linear(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [rows, inputs] -> [rows, outputs]
-        scale = x.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / FP8_MAX
-        narrow = (x.float() / scale).to(torch.float8_e4m3fn)
+        # Few launches: a decode has them for each product.
+        peaks = torch.linalg.vector_norm(x, torch.inf, 1, keepdim=True, dtype=torch.float32)
+        scale = peaks.clamp_(min=1e-12) / FP8_MAX
+        narrow = (x / scale).to(torch.float8_e4m3fn)  # the quotient is float32, as the scale is
         out = torch._scaled_mm(
             narrow, self.weight.t(), scale_a=scale, scale_b=self.scale, out_dtype=torch.bfloat16
         )
@@ -73,6 +82,51 @@ SCHEMES: dict[str, Make] = {
 }
 
 
+def refusal(config: ModelConfig, scheme: str) -> str | None:
+    """Why the products of a model can not be kept in this form, or None."""
+    multiple = {"int4": 32, "int4-invariant": 32, "float8": 16}.get(scheme, 1)
+    attention = config.num_heads * config.head_dim
+    inputs = {config.hidden_size, attention, config.intermediate_size}
+    outputs = {
+        attention + 2 * config.num_kv_heads * config.head_dim,
+        config.hidden_size,
+        2 * config.intermediate_size,
+    }
+    sizes = inputs | outputs if scheme == "float8" else inputs
+    wrong = sorted(size for size in sizes if size % multiple)
+    if wrong:
+        return f"the model has a product of width {wrong[0]}, which is no multiple of {multiple}"
+    return None
+
+
+def describe_weights(decoder: Decoder) -> str:
+    """What the weights take, as printed at start: the products of the layers, and the rest."""
+    layers = sum(
+        sum(tensor.nbytes for tensor in _tensors(getattr(layer, name)))
+        for layer in decoder.layers
+        for name in PRODUCTS
+    )
+    # The head and the embedding may be one.
+    everything = {
+        tensor.data_ptr(): tensor.nbytes
+        for module in decoder.modules()
+        for tensor in _tensors(module)
+    }
+    rest = sum(everything.values()) - layers
+    return (
+        f"weights: {layers} bytes of products + {rest} of embedding, head, norms and tables "
+        f"= {(layers + rest) / (1 << 30):.2f} GiB"
+    )
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    """Of the module itself, not of those in it."""
+    found = list(module.buffers(recurse=False))
+    if isinstance(module, TritonLinear):
+        found += module.weight_tensors
+    return found
+
+
 def convert_linears(decoder: Decoder, scheme: str, *, dtype: torch.dtype) -> None:
     """Replace the products of all layers, and of the head where that is exact.
 
@@ -82,7 +136,7 @@ def convert_linears(decoder: Decoder, scheme: str, *, dtype: torch.dtype) -> Non
     make = SCHEMES[scheme]
     for layer in decoder.layers:
         assert isinstance(layer, DecoderLayer)
-        for name in ("qkv", "output", "gate_up", "down"):
+        for name in PRODUCTS:
             setattr(layer, name, _converted(getattr(layer, name), make, dtype))
     if scheme.endswith("invariant"):
         exact = SCHEMES["invariant"]

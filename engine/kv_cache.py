@@ -35,7 +35,12 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        scales: Tensor | None = None,
     ) -> None:
+        """`scales` [layers, 2, kv_heads] float32: what a stored number stands for, per head.
+
+        For float8; None is 1.
+        """
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_kv_heads = config.num_kv_heads
@@ -45,6 +50,7 @@ class KVCache:
             dtype=dtype,
             device=device,
         )
+        self.scales = scales
         self._gathered = self.layers.new_empty((2, 0))
 
     @property
@@ -60,8 +66,21 @@ class KVCache:
         flat = self.layers[layer].flatten(1, 2)
         largest = min(MAX_STORED, torch.finfo(flat.dtype).max)
         for part, new in enumerate((keys, values)):
+            if self.scales is not None:
+                self._write_scaled(flat[part], kv_slots, new, self.scales[layer, part])
+                continue
             new = new.to(flat.dtype)
             flat[part].index_copy_(0, kv_slots, torch.where(new.abs() <= largest, new, 0))
+
+    @staticmethod
+    def _write_scaled(flat: Tensor, kv_slots: Tensor, new: Tensor, scales: Tensor) -> None:
+        """What is beyond the type's range becomes its largest number."""
+        new = new.float()
+        new = torch.where(new.abs() <= MAX_STORED, new, 0) / scales[:, None]
+        largest = torch.finfo(flat.dtype).max
+        stored = new.clamp(-largest, largest).to(flat.dtype)
+        # As bytes, since not every operation is there for float8.
+        flat.view(torch.uint8).index_copy_(0, kv_slots, stored.view(torch.uint8))
 
     def gather(self, layer: int, block_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of block_ids [items, blocks] int64.
@@ -75,10 +94,18 @@ class KVCache:
             self._gathered = pool.new_empty((2, size))
         gathered = self._gathered[:, :size].unflatten(1, (flat_ids.numel(), -1))
         for part in range(2):
-            torch.index_select(pool[part], 0, flat_ids, out=gathered[part])
+            source, target = pool[part], gathered[part]
+            if self.scales is not None:
+                source, target = source.view(torch.uint8), target.view(torch.uint8)
+            torch.index_select(source, 0, flat_ids, out=target)
         shape = (block_ids.shape[0], -1, self.num_kv_heads, self.head_dim)
-        keys, values = gathered.to(torch.float32)
-        return keys.view(shape), values.view(shape)
+        keys, values = (part.view(shape) for part in gathered.to(torch.float32))
+        if self.scales is not None:
+            keys, values = (
+                part * scales[:, None]
+                for part, scales in zip((keys, values), self.scales[layer], strict=True)
+            )
+        return keys, values
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, target) each, in order: a later pair sees an earlier one."""

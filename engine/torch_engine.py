@@ -39,11 +39,17 @@ class TorchRunner:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_scales: Tensor | None = None,
     ) -> None:
         config = decoder.config
         self._decoder = decoder
         self._cache = KVCache(
-            config, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device
+            config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+            scales=kv_scales,
         )
         self._attention = select_attention(
             self._cache, num_heads=config.num_heads, windows=config.layer_windows

@@ -71,6 +71,7 @@ class EngineConfig:
     max_model_len: int | None = None
     cpu_kernels: str = "auto"
     cpu_quantize: str = "none"
+    gpu_quantize: str = "none"
     threads: int | None = None
     depth: int | None = None
     deterministic: bool = False

@@ -218,7 +218,9 @@ def _choose_kernels(
     """
     from engine.native_cpu import refusal
 
-    native_only = _native_only(config)
+    native_only, gpu_only = _native_only(config), _gpu_only(config)
+    if gpu_only is not None and (device != "cuda" or not find_spec("triton")):
+        raise ModelFileError(f"{gpu_only} needs a CUDA device and the triton package")
     if device == "cuda" and native_only is None:
         return ("triton" if find_spec("triton") else "torch"), None
     if config.cpu_kernels == "reference" or device != "cpu":
@@ -243,7 +245,14 @@ def _native_only(config: EngineConfig) -> str | None:
     """What was asked for that the native CPU kernels alone can do."""
     if config.cpu_quantize != "none":
         return f"--cpu-quantize {config.cpu_quantize}"
-    return None if config.kv_dtype == "auto" else f"--kv-dtype {config.kv_dtype}"
+    return None if config.kv_dtype != "int8" else f"--kv-dtype {config.kv_dtype}"
+
+
+def _gpu_only(config: EngineConfig) -> str | None:
+    """What was asked for that the Triton kernels alone can do."""
+    if config.gpu_quantize != "none":
+        return f"--gpu-quantize {config.gpu_quantize}"
+    return None if config.kv_dtype != "fp8" else f"--kv-dtype {config.kv_dtype}"
 
 
 def _pack(config: EngineConfig, limits: SchedulerLimits, files: ModelFiles) -> Packed:
@@ -320,26 +329,37 @@ def _build_cuda(start: Start, model: ModelConfig, device: str, report: Report) -
     """Fused kernels and graphs; without --kv-memory a trial step finds what fits to the block."""
     import torch
 
-    from engine.cuda_engine import Limits, make_cuda_engine, make_sized_cuda_engine
-    from engine.gpu_linear import convert_linears
+    from engine.cuda_engine import Limits, make_cuda_engine, make_sized_cuda_engine, prepare
+    from engine.gpu_linear import describe_weights
     from engine.kv_memory import describe
 
     config = start.config
-    loaded, dtype = _load_weights(start, model, device, report)
-    if config.deterministic:
-        convert_linears(loaded.decoder, "invariant", dtype=dtype)
-    capacity, formula = size_cache(model, start.config, start.limits, device, dtype)
+    dtype = _choose_dtype(config.dtype, device, model)
+    forms = {"quantise": config.gpu_quantize, "deterministic": config.deterministic}
+    try:
+        prepared = prepare(model, dtype, device, kv_dtype=config.kv_dtype, **forms)
+    except ValueError as error:
+        raise ModelFileError(str(error)) from None
+    loaded, _ = _load_weights(start, model, device, report)
+    kv_scales = prepared.apply(loaded.decoder)
+    kv_dtype = prepared.kv_dtype
+    capacity, formula = size_cache(model, config, start.limits, device, kv_dtype)
     grammars = _grammars(start, model)
     options: dict[str, Any] = {
         "device": torch.device(device),
-        "dtype": dtype,
+        "dtype": kv_dtype,
         "vocab_limit": start.vocab_limit,
         "grammars": grammars,
         "deterministic": config.deterministic,
+        "kv_scales": kv_scales,
     }
+    form = _form(dtype)
+    if config.gpu_quantize != "none":
+        form = f"{form}, products {config.gpu_quantize}"
+    weights = describe_weights(loaded.decoder)
     if config.kv_memory is not None:
         engine = make_cuda_engine(loaded, capacity=capacity, **options)
-        return Built(engine, _form(dtype), (formula,), 0, grammars)
+        return Built(engine, form, (weights, formula), 0, grammars)
     limits = Limits(
         block_size=config.block_size,
         num_slots=start.limits.max_running,
@@ -350,9 +370,9 @@ def _build_cuda(start: Start, model: ModelConfig, device: str, report: Report) -
         engine, plan = make_sized_cuda_engine(loaded, limits, **options)
     except ValueError as error:
         raise ModelFileError(str(error)) from None
-    capacity = engine.capacity
-    formula = describe(model, dtype, num_blocks=capacity.num_blocks, block_size=config.block_size)
-    return Built(engine, _form(dtype), (formula, plan.describe()), 0, grammars)
+    blocks = engine.capacity.num_blocks
+    formula = describe(model, kv_dtype, num_blocks=blocks, block_size=config.block_size)
+    return Built(engine, form, (weights, formula, plan.describe()), 0, grammars)
 
 
 def _load_weights(

@@ -140,6 +140,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "int8 rounds float weights to 8 bits for the native kernels",
             "FORM",
         ),
+        Option(
+            "gpu_quantize",
+            _choice("none", "int8", "int4", "fp8"),
+            "keep the weights of a GPU's products in int8, int4 (groups of up to 128) or fp8",
+            "FORM",
+        ),
         Option("threads", _whole(1, 1024), "CPU threads of the engine; default: one a core"),
     ),
     "Chat": (
@@ -167,8 +173,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "kv_dtype",
-            _choice("auto", "int8"),
-            "auto: as --dtype; int8: half of float16's memory, on the native CPU kernels",
+            _choice("auto", "int8", "fp8"),
+            "auto: as --dtype; half of float16's memory: int8 on the native CPU kernels, fp8 on a "
+            "GPU",
             "TYPE",
         ),
         Option("block_size", _whole(1, 1024), "tokens of one KV block"),

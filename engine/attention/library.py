@@ -50,15 +50,7 @@ class LibraryAttention:
 
     def plan(self, batch: Batch) -> Attend:
         """Prepare a step; see engine.attention.Attention."""
-        tables = np.where(batch.block_tables < 0, self._cache.spare_block, batch.block_tables)
-        device = self._cache.layers.device
-        rows = Rows(
-            query_offsets=to_device(batch.offsets.astype(np.int32), device),
-            key_lengths=to_device(batch.ends.astype(np.int32), device),
-            block_table=to_device(tables.astype(np.int32), device),
-            max_query=int(batch.lengths.max()),
-            max_keys=int(batch.ends.max()),
-        )
+        rows = rows_of(batch, self._cache)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._cache.write(layer, batch.kv_slots, k, v)
@@ -69,8 +61,26 @@ class LibraryAttention:
         return attend
 
 
+def rows_of(batch: Batch, cache: KVCache, first: int = 0) -> Rows:
+    """The rows of a step from `first` on."""
+    tables = batch.block_tables[first:]
+    tables = np.where(tables < 0, cache.spare_block, tables)
+    offsets = batch.offsets[first:] - batch.offsets[first]
+    device = cache.layers.device
+    return Rows(
+        query_offsets=to_device(offsets.astype(np.int32), device),
+        key_lengths=to_device(batch.ends[first:].astype(np.int32), device),
+        block_table=to_device(tables.astype(np.int32), device),
+        max_query=int(batch.lengths[first:].max()),
+        max_keys=int(batch.ends[first:].max()),
+    )
+
+
 def flash3(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, *, window: int | None) -> Tensor:
-    """FlashAttention-3 (arXiv 2407.08608), by the package flash_attn_interface."""
+    """FlashAttention-3 (arXiv 2407.08608), by the package flash_attn_interface.
+
+    One split always: how many it would choose depends on the other rows of the step.
+    """
     from flash_attn_interface import flash_attn_with_kvcache
 
     return flash_attn_with_kvcache(
@@ -83,6 +93,7 @@ def flash3(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, *, window: int |
         max_seqlen_q=rows.max_query,
         causal=True,
         window_size=(-1, -1) if window is None else (window - 1, 0),
+        num_splits=1,
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from engine.arrays import Ints, to_device
 from engine.attention import Attend
+from engine.attention.library import Library, Rows, rows_of
 from engine.batch import Batch
 from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.launch import dot_precision, dot_type, num_multiprocessors
@@ -109,6 +110,9 @@ class Columns:
         self.split_items, self.long_items = buffer[split:long], buffer[long:tables]
         self.tables = buffer[tables:]
         self.weighted, self.sums = partials
+        # What a library attends to: rows from a token on.
+        self.library_rows: Rows | None = None
+        self.library_token = 0
 
 
 class TritonAttention:
@@ -124,15 +128,17 @@ class TritonAttention:
         windows: tuple[int | None, ...],
         deterministic: bool = False,
         chunk: int = CHUNK,
-        scales: tuple[Tensor, Tensor] | None = None,
+        library: Library | None = None,
     ) -> None:
-        """`scales` of an fp8 cache: of keys and of values, [layers, kv_heads] float32 each.
+        """`library` attends from the first row on that is too long to be split; not with
+        `deterministic`. None: this file's kernels do.
 
         `chunk`: keys of a split, a multiple of BLOCK_N.
         `deterministic`: a query's result has the same bits however its sequence is cut into rows.
         """
         self.cache, self.windows = cache, windows
-        self._scales = scales
+        assert library is None or not deterministic
+        self._library = library
         self._fold, self._chunk = deterministic, chunk
         self._kv_heads, self._head_dim = cache.num_kv_heads, cache.head_dim
         self._group = num_heads // cache.num_kv_heads
@@ -160,7 +166,17 @@ class TritonAttention:
         """A step's columns, uploaded."""
         host = self.host_columns(batch, window)
         buffer = to_device(host.packed(host.space), self._device)
-        return Columns(buffer, host.space, self.partials(len(host.split_items)))
+        columns = Columns(buffer, host.space, self.partials(len(host.split_items)))
+        first = self._first_of_library(batch)
+        if self._library is not None and first < len(batch.lengths):
+            columns.library_rows = rows_of(batch, self.cache, first)
+            columns.library_token = int(batch.offsets[first])
+        return columns
+
+    def _first_of_library(self, batch: Batch) -> int:
+        """The row from which on the library attends: decodes come first in a step."""
+        long = batch.lengths > self._split_queries
+        return int(long.argmax()) if self._library is not None and long.any() else len(long)
 
     def partials(self, num_items: int) -> tuple[Tensor, Tensor]:
         """Room for `num_items` split items: weighted values and (peak, total)."""
@@ -178,13 +194,16 @@ class TritonAttention:
         """Short rows become one item a split, long rows one item a tile of queries."""
         starts, lengths = batch.starts, batch.lengths
         is_short = lengths <= self._split_queries
+        if self._library is not None:
+            is_short[self._first_of_library(batch) :] = False
         lowest = np.maximum(starts + 1 - window, 0) if window else np.zeros_like(starts)
         first_split = lowest // BLOCK_N * BLOCK_N // self._chunk
         num_splits = np.where(is_short, (batch.ends - 1) // self._chunk + 1 - first_split, 0)
         row, place = _expanded(num_splits)
         split_items = np.stack((row, place + first_split[row]), axis=1)
 
-        num_tiles = np.where(is_short, 0, -(-lengths // self._long_queries))
+        is_long = ~is_short & (self._library is None)
+        num_tiles = np.where(is_long, -(-lengths // self._long_queries), 0)
         long_row, tile = _expanded(num_tiles)
         first_query = tile * self._long_queries
         # The tiles that see most keys come first, so that none of them is left over at the end.
@@ -218,6 +237,12 @@ class TritonAttention:
                 BLOCK_M=self._split_tile,
                 num_warps=4,
             )
+        if columns.library_rows is not None:
+            assert self._library is not None
+            keys, values = self.cache.layers[layer]
+            first, window = columns.library_token, self.windows[layer]
+            rows = columns.library_rows
+            out[first:] = self._library(q[first:], keys, values, rows, window=window)
         if space.num_long_items:
             programs = space.num_long_items * self._kv_heads
             self._attend(columns, layer, q, out, partial=False, num_programs=programs)
@@ -234,8 +259,9 @@ class TritonAttention:
     ) -> None:
         keys, values = self.cache.layers[layer]
         key_scales = value_scales = None
-        if self._scales is not None:
-            key_scales, value_scales = (scales[layer] for scales in self._scales)
+        scales = self.cache.scales
+        if scales is not None:
+            key_scales, value_scales = scales[layer]
         tile = self._split_tile if partial else self._long_tile
         attention_kernel[(num_programs,)](
             q,
@@ -257,7 +283,7 @@ class TritonAttention:
             BLOCK_M=tile,
             PARTIAL=partial,
             FOLD=self._fold and not partial,
-            SCALED=self._scales is not None,
+            SCALED=scales is not None,
             DOT=dot_type(q.dtype),
             PRECISION=dot_precision(q.dtype),
             **launch_options(tile, self._head_dim),

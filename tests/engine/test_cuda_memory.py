@@ -52,3 +52,19 @@ def test_a_pool_without_a_block_is_refused_with_the_numbers() -> None:
     memory = ScriptedMemory(weights=90_000, others=0, step=9_000)
     with pytest.raises(ValueError, match="weights 90000, the largest step 9000"):
         plan_memory(memory.trial, memory, trial_blocks=1, block_bytes=BLOCK)
+
+
+def test_a_pool_comes_in_whole_units_of_the_device() -> None:
+    """The trial's pool was rounded up, and so will the engine's be: neither may be forgotten."""
+    granule = 4096
+    memory = ScriptedMemory(weights=8192, others=4096, step=12288)
+
+    def trial(num_blocks: int) -> None:
+        pool = -(-(num_blocks + 1) * BLOCK // granule) * granule
+        memory.peak = memory.weights + pool + memory.step
+
+    plan = plan_memory(trial, memory, trial_blocks=9, block_bytes=BLOCK, granule=granule)
+    assert plan.step == 12288
+    room = 100_000 - 4096 - 8192 - 12288
+    taken = -(-(plan.num_blocks + 1) * BLOCK // granule) * granule
+    assert taken <= room < taken + granule + BLOCK

@@ -43,6 +43,10 @@ def paged_attention(
 
 def fake_flash3(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: object) -> Tensor:
     assert options["causal"] is True
+    assert options["num_splits"] == 1
+    assert options["page_table"].dtype is options["cache_seqlens"].dtype is torch.int32
+    assert q.is_contiguous()
+    assert k_cache.shape[1:] == (v_cache.shape[1], v_cache.shape[2], q.shape[2])
     assert options["max_seqlen_q"] == options["cu_seqlens_q"].diff().max()
     return paged_attention(
         q,

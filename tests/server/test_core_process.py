@@ -240,6 +240,8 @@ def test_a_real_model_in_a_child_answers_and_survives_a_kill(tiny_model: Path) -
             {"cpu_quantize": "int8", "cpu_kernels": "reference"},
             "--cpu-quantize int8 needs the native",
         ),
+        ({"gpu_quantize": "int4"}, "--gpu-quantize int4 needs a CUDA device"),
+        ({"kv_dtype": "fp8"}, "--kv-dtype fp8 needs a CUDA device"),
         ({"kv_dtype": "int8"}, "--kv-dtype int8: head_dim"),
         ({"kv_dtype": "int8", "cpu_kernels": "reference"}, "--kv-dtype int8 needs the native"),
         ({"model": "/nonexistent"}, "/nonexistent"),

@@ -18,6 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+COMBINE_STAGES = tl.constexpr(4)
+
 
 @triton.jit
 def merge_partials(peak, total, weighted, new_peak, new_total, new_weighted):
@@ -244,7 +246,8 @@ def combine_kernel(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     weighted = tl.zeros([BLOCK_M, D_PADDED], tl.float32)
-    for split in range(0, num_splits):
+    # A merge waits for the one before it, so the loads have to run ahead.
+    for split in tl.range(0, num_splits, num_stages=COMBINE_STAGES):
         place = ((first_item + split).to(tl.int64) * KV_HEADS + kv_head) * BLOCK_M + in_tile
         new_weighted = tl.load(
             weighted_ptr + place[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0

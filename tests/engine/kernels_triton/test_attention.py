@@ -191,13 +191,20 @@ def test_a_step_without_short_rows_or_without_long_ones() -> None:
 def test_an_fp8_cache_is_read_with_the_scales_of_its_heads() -> None:
     """Equal to the same numbers in a float32 cache, decode and prefill."""
     shape = Shape(num_heads=4, num_kv_heads=2, head_dim=16)
-    scales = (torch.tensor([[0.5, 2.0]]), torch.tensor([[0.25, 0.125]]))
-    narrow = KVCache(shape, num_blocks=8, block_size=16, dtype=torch.float8_e4m3fn, device=CPU)
+    scales = torch.tensor([[[0.5, 2.0], [0.25, 0.125]]])
+    narrow = KVCache(
+        shape,
+        num_blocks=8,
+        block_size=16,
+        dtype=torch.float8_e4m3fn,
+        device=CPU,
+        scales=scales,
+    )
     exact = KVCache(shape, num_blocks=8, block_size=16, dtype=torch.float32, device=CPU)
     values = torch.randn(narrow.layers.shape, generator=torch.Generator().manual_seed(0))
     narrow.layers.copy_(values)
     exact.layers.copy_(narrow.layers)
-    exact.layers *= torch.stack(scales, dim=1)[:, :, None, None, :, None]
+    exact.layers *= scales[:, :, None, None, :, None]
     batch = Batch(
         starts=np.array([90, 0]),
         lengths=np.array([1, 40]),
@@ -209,10 +216,8 @@ def test_an_fp8_cache_is_read_with_the_scales_of_its_heads() -> None:
     )
     q = torch.randn((41, 4, 16), generator=torch.Generator().manual_seed(1))
     results = []
-    for cache, of_cache in ((narrow, scales), (exact, None)):
-        attention = TritonAttention(
-            cache, num_heads=4, windows=(None,), chunk=CHUNK, scales=of_cache
-        )
+    for cache in (narrow, exact):
+        attention = TritonAttention(cache, num_heads=4, windows=(None,), chunk=CHUNK)
         out = torch.empty_like(q)
         attention.run(attention.columns(batch, None), 0, q, out)
         results.append(out)

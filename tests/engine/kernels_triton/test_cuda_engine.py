@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import engine.cuda_engine
 from engine.attention.triton import partial_bytes
 from engine.batch import Batch
 from engine.cuda_engine import Limits, TritonSampling, make_sized_cuda_engine
@@ -195,7 +197,7 @@ def test_the_engine_takes_the_blocks_that_a_trial_step_leaves(llama: LoadedModel
     block_bytes = 8 * kv_bytes_per_token(llama.config, torch.float32)
     block_bytes += 2 * partial_bytes(llama.config, num_tokens=8, deterministic=False)
     limits = Limits(block_size=8, num_slots=2, max_model_len=32, max_step_tokens=6)
-    engine, memory = make_sized_cuda_engine(
+    made, memory = make_sized_cuda_engine(
         llama,
         limits,
         device=CPU,
@@ -204,9 +206,33 @@ def test_the_engine_takes_the_blocks_that_a_trial_step_leaves(llama: LoadedModel
         graphs=False,
     )
     assert (memory.step, memory.num_blocks) == (777, 8)
-    assert engine.capacity.num_blocks == 8
+    assert made.capacity.num_blocks == 8
     work = [Request(id="0", prompt=(5, 6, 7), max_tokens=2, sampling=GREEDY)]
-    assert serve(engine, work).token_ids == serve(make_engine(llama), work).token_ids
+    assert serve(made, work).token_ids == serve(make_engine(llama), work).token_ids
+
+
+def test_memory_that_went_since_the_trial_costs_blocks_and_not_the_start(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine.cuda_engine._made
+
+    def cramped(model: LoadedModel, **options: Any) -> tuple[TorchEngine, CudaRunner]:
+        if options["capacity"].num_blocks > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return made(model, **options)
+
+    monkeypatch.setattr(engine.cuda_engine, "_made", cramped)
+    block_bytes = 8 * kv_bytes_per_token(llama.config, torch.float32)
+    block_bytes += 2 * partial_bytes(llama.config, num_tokens=8, deterministic=False)
+    built, plan = make_sized_cuda_engine(
+        llama,
+        Limits(block_size=8, num_slots=2, max_model_len=32, max_step_tokens=6),
+        device=CPU,
+        dtype=torch.float32,
+        memory=ScriptedMemory(block_bytes=block_bytes, step=777, trial_blocks=4),
+        graphs=False,
+    )
+    assert built.capacity.num_blocks == plan.num_blocks == 6
 
 
 def test_a_capture_that_fails_leaves_eager_steps(llama: LoadedModel) -> None:
