@@ -29,7 +29,7 @@ def run_check(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not FULL, reason="`make test-kernels` runs it: it takes minutes")
 def test_the_dry_run_reaches_its_end_and_nothing_fails(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    done = run_check("--dry-run", "--out", str(out))
+    done = run_check("--dry-run", "--seconds", "3000", "--out", str(out))
     assert done.returncode == 0, done.stderr
     report = json.loads(out.read_text())
     assert report["dry_run"] is True
