@@ -10,7 +10,7 @@ ARGS ?=
 .PHONY: serve chat test lint format clean image \
 	test-bugs test-kernels test-kernels-cpu test-schemas test-clients test-clients-node test-fuzz \
 	test-console test-prometheus \
-	bench bench-peers bench-accuracy bench-overhead bench-grammar
+	bench bench-peers bench-accuracy bench-overhead bench-grammar bench-hostile
 
 serve: $(VENV)/.ready
 	$(BIN)/paceline serve $(ARGS)
@@ -103,6 +103,10 @@ test-schemas: $(VENV)/.ready-dev
 # Time per token with and without a grammar, batch 16, one run.
 bench-grammar: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.structured.bench_grammar $(ARGS)
+
+# Free streams beside grammar bombs: gaps between tokens and memory, before and during.
+bench-hostile: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.structured.bench_hostile $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
