@@ -70,7 +70,9 @@ struct Cut {
   Cut(int rows, int tiles, int threads) {
     panels = (rows + kPanel - 1) / kPanel;
     num_chunks = (panels + kChunkPanels - 1) / kChunkPanels;
-    const int tasks = std::max(1, threads * 6 / num_chunks);  // enough to even out the threads
+    // enough to even out the threads; but taking one costs as much as some tiles of a few rows
+    const int per_thread = rows <= 4 ? 2 : rows <= 32 ? 3 : 6;
+    const int tasks = std::max(1, threads * per_thread / num_chunks);
     group = std::max(1, tiles / tasks);
     num_groups = (tiles + group - 1) / group;
   }
