@@ -236,11 +236,11 @@ def test_a_real_model_in_a_child_answers_and_survives_a_kill(tiny_model: Path) -
         ({"max_model_len": 10**6}, "--max-model-len"),
         (
             {"cpu_kernels": "native"},
-            "--cpu-kernels native: (head_dim|the native kernels were not built)",
+            "--cpu-kernels native: (head_dim|.*were not built)",
         ),
         (
             {"cpu_quantize": "int8"},
-            "--cpu-quantize int8: (head_dim|the native kernels were not built)",
+            "--cpu-quantize int8: (head_dim|.*were not built)",
         ),
         (
             {"cpu_quantize": "int8", "cpu_kernels": "reference"},
@@ -248,7 +248,7 @@ def test_a_real_model_in_a_child_answers_and_survives_a_kill(tiny_model: Path) -
         ),
         ({"gpu_quantize": "int4"}, "--gpu-quantize int4 needs a CUDA device"),
         ({"kv_dtype": "fp8"}, "--kv-dtype fp8 needs a CUDA device"),
-        ({"kv_dtype": "int8"}, "--kv-dtype int8: (head_dim|the native kernels were not built)"),
+        ({"kv_dtype": "int8"}, "--kv-dtype int8: (head_dim|.*were not built)"),
         ({"kv_dtype": "int8", "cpu_kernels": "reference"}, "--kv-dtype int8 needs the native"),
         ({"model": "/nonexistent"}, "/nonexistent"),
         ({"block_size": 1, "kv_memory": 1024}, "holds one token"),
