@@ -7,13 +7,14 @@ another server. Knows no bodies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.types import Send
 
-from server.errors import ApiError, Overloaded, envelope, retry_headers
+from server.errors import ApiError, Overloaded, Unavailable, envelope, retry_headers
 from server.inference import as_api_error
 from server.responses.answers import framing
 from server.responses.event_log import EventLog
@@ -108,7 +109,9 @@ class BackgroundRuns:
     async def _hold(self) -> None:
         while self._runs:
             for key in await self._store.hold(list(self._runs)):
-                await self.cancel(key)
+                # The wish stays where it was read, for the next turn.
+                with contextlib.suppress(Unavailable):
+                    await self.cancel(key)
             await asyncio.sleep(HOLD_SECONDS)
 
     async def _run(
@@ -129,7 +132,9 @@ class BackgroundRuns:
             self._runs.pop(key, None)
             await log.end()
         if error is not None:
-            await self._store.replace(key, _failed(started, error))
+            # What cannot be told now is told by the end of the lease.
+            with contextlib.suppress(Unavailable):
+                await self._store.replace(key, _failed(started, error))
 
 
 def _failed(started: StoredResponse, error: ApiError) -> StoredResponse:

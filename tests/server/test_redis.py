@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,6 +207,33 @@ def test_no_request_fails_while_redis_is_gone_but_those_that_need_it(
         run(check)
     told = [record.getMessage() for record in caplog.records if record.name == "paceline.redis"]
     assert [line.split(",")[0] for line in told] == ["redis fails", "redis answers again"]
+
+
+def test_a_background_response_ends_in_order_though_redis_is_gone(
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be kept, which is no reason for a task to die of it."""
+    monkeypatch.setattr("server.responses.background.HOLD_SECONDS", 0.01)
+    config = ServerConfig(redis_url=own_redis.url)
+
+    async def check() -> None:
+        engine = TextEngine(SCRIPTS, step_seconds=0.02)
+        async with house(engine, config, live=True) as server:
+            started = (await ask(server, background=True)).json()
+            await eventually(lambda: server.core.num_open > 0)
+            own_redis.kill()
+            await eventually(lambda: server.core.num_open == 0, 20.0)
+            own_redis.start()
+            path = f"{RESPONSES}/{started['id']}"
+
+            async def is_forgotten() -> bool:
+                return (await server.client.get(path)).status_code == 404
+
+            await eventually(is_forgotten, 20.0)
+        gc.collect()
+
+    run(check, 60.0)
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_a_redis_that_says_nothing_is_waited_for_once(
