@@ -19,7 +19,6 @@ from engine.cuda_memory import (
     DeviceMemory,
     MemoryPlan,
     plan_memory,
-    release_memory,
 )
 from engine.cuda_runner import CudaRunner
 from engine.decoder import Decoder
@@ -29,6 +28,7 @@ from engine.kernels.triton.penalties import penalise
 from engine.kernels.triton.sampling import draw
 from engine.kv_memory import kv_bytes_per_token
 from engine.kv_scales import calibrated_scales
+from engine.lack_of_memory import release_memory
 from engine.loading import LoadedModel
 from engine.model_config import ModelConfig
 from engine.torch_engine import TorchEngine

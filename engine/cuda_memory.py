@@ -1,4 +1,4 @@
-"""How many KV blocks a GPU has room for, by a trial step and not by a margin; lack of memory.
+"""How many KV blocks a GPU has room for, by a trial step and not by a margin.
 
 Owns the arithmetic; the memory is behind a protocol, so that it is tested without a GPU. Must not
 know what an engine does in its trial, except that nothing it serves later needs more.
@@ -11,22 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Of the allocator, a library or the driver, which do not all say it by the type."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    text = str(error)
-    return any(
-        words in text for words in ("out of memory", "ALLOC_FAILED", "can't allocate memory")
-    )
-
-
-def release_memory(device: torch.device) -> None:
-    """Give what the allocator holds and nobody uses back to the device."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 class DeviceMemory(Protocol):

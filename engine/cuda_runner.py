@@ -19,11 +19,11 @@ from engine.attention import fused_attention
 from engine.attention.triton import Columns
 from engine.batch import Batch
 from engine.cuda_graphs import DecodeGraphs, Recorder, StaticInputs
-from engine.cuda_memory import is_out_of_memory, release_memory
 from engine.decoder import Decoder, DecoderLayer
 from engine.kernels.triton.norms import add_rms_norm, gated_silu, rms_norm
 from engine.kernels.triton.rotary import rotate_and_store
 from engine.kv_cache import KVCache
+from engine.lack_of_memory import is_out_of_memory, release_memory
 
 # A step that does not fit into memory is cut into pieces; if not even pieces of so few tokens fit,
 # the scheduler makes smaller steps.

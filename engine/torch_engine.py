@@ -14,10 +14,10 @@ from torch import Tensor
 
 from engine.attention import select_attention
 from engine.batch import Batch
-from engine.cuda_memory import is_out_of_memory, release_memory
 from engine.decoder import Decoder
 from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
+from engine.lack_of_memory import is_out_of_memory, release_memory
 from engine.loading import LoadedModel
 from engine.step_engine import ModelRunner, StepEngine
 from engine.step_result import PendingStep

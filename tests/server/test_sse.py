@@ -34,6 +34,13 @@ def long_answer(stream: bool, **fields: object) -> dict[str, object]:
     return {"messages": messages, "max_tokens": 1500, "stream": stream, **fields}
 
 
+def asked_of(path: str, *, stream: bool) -> dict[str, object]:
+    """The same of either endpoint."""
+    if path == CHAT:
+        return long_answer(stream)
+    return {"prompt": "x", "max_tokens": 1500, "stream": stream}
+
+
 async def idle(server: House) -> bool:
     return (
         await server.metric("paceline_requests_running") == 0
@@ -193,7 +200,7 @@ async def test_failure_before_the_first_token_is_a_plain_http_error(path: str) -
     """B011: never an empty success."""
     async with house() as server:
         server.engine.fail_step.set()
-        answer = await server.client.post(path, json=long_answer(stream=True, prompt="x"))
+        answer = await server.client.post(path, json=asked_of(path, stream=True))
     assert answer.status_code in (500, 503)
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["error"]["message"]
@@ -206,13 +213,13 @@ async def test_failure_after_the_first_byte_is_an_error_event_and_the_end(path: 
     engine = TextEngine(step_seconds=0.002)
     async with house(engine, live=True) as server:
         lines = []
-        body = long_answer(stream=True, prompt="x")
+        body = asked_of(path, stream=True)
         async with server.client.stream("POST", path, json=body) as answer:
             async for line in answer.aiter_lines():
                 lines.append(line)
                 if len(lines) == 20:
                     engine.fail_step.set()
-        after = await server.client.post(path, json=long_answer(stream=True, prompt="x"))
+        after = await server.client.post(path, json=asked_of(path, stream=True))
         health = await server.client.get("/health")
         ready = await server.client.get("/ready")
     data = [line[6:] for line in lines if line]
@@ -270,7 +277,7 @@ async def test_hang_up_frees_everything_at_once(path: str, stream: bool) -> None
     """B017, B115, B116: gauges return to 0 and an abort is counted, without a new request."""
     async with house(TextEngine(step_seconds=0.002), live=True) as server:
         writers = [
-            await open_request(server, path, long_answer(stream, prompt="x")) for _ in range(5)
+            await open_request(server, path, asked_of(path, stream=stream)) for _ in range(5)
         ]
         await eventually(lambda: server.core.num_unfinished == 5)
         for writer in writers:
