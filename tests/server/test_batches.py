@@ -62,7 +62,7 @@ async def ended(server: House, batch_id: str, **headers: str) -> dict[str, Any]:
         found = await server.client.get(f"/v1/batches/{batch_id}", headers=headers)
         return found.json()["status"] not in ("in_progress", "cancelling")
 
-    await eventually(is_over, 20.0)
+    await eventually(is_over, 100.0)
     batch: dict[str, Any] = (
         await server.client.get(f"/v1/batches/{batch_id}", headers=headers)
     ).json()
@@ -226,7 +226,7 @@ def test_a_full_disk_is_said_and_computes_no_line_again(
             assert sent.status_code == 503
             assert sent.json()["error"]["code"] == "store_unavailable"
             assert "retry-after" in sent.headers
-            await eventually(lambda: " waits: " in caplog.text, 20.0)
+            await eventually(lambda: " waits: " in caplog.text, 100.0)
             await opened[0].limit(1 << 30)
             found = await ended(server, batch["id"])
             assert found["request_counts"] == {"total": 40, "completed": 40, "failed": 0}

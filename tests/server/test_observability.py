@@ -127,7 +127,7 @@ async def test_router_gauges_follow_the_load_and_fall_without_a_request() -> Non
         async def quiet() -> bool:
             return await read() == (0, 0, 0)
 
-        await eventually(quiet, 3.0)
+        await eventually(quiet)
         assert await server.metric("paceline_engine_ready") == 1
         assert await server.metric("paceline_engine_silence_seconds") == 0
 
