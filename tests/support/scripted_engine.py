@@ -22,7 +22,7 @@ from server.core_client import CoreClient, CoreState
 from server.core_process import start_core_thread
 from server.wire import CoreInfo, Start
 
-VOCAB_SIZE = 256
+VOCAB_SIZE = 260  # all of tests.support.tokenizers' bytes and specials
 EOS = 255
 CAPACITY = KVCapacity(num_blocks=256, block_size=16, num_slots=16, max_model_len=2048)
 LIMITS = SchedulerLimits(max_step_tokens=256, max_waiting=64, max_running=16, watermark_blocks=1)
