@@ -93,6 +93,7 @@ class Packed:
     weights: str
     formula: str
     num_threads: int
+    seconds: float = 0.0  # that it took, if early
 
     def suits(self, start: Start) -> bool:
         named = replace(self.config, served_model_name=start.config.served_model_name)
@@ -106,6 +107,7 @@ def pack_early(plan: Plan) -> Packed | None:
     from engine.loading import open_model
     from engine.native_runner import native_engine
 
+    begin = time.monotonic()
     config = plan.config
     if config.model and not Path(config.model).exists():
         return None  # a hub name, or a mistake
@@ -121,7 +123,7 @@ def pack_early(plan: Plan) -> Packed | None:
         native_engine(packed.runner, capacity=packed.capacity).warm_up(max_step_tokens=_CPU_WARM_UP)
     except (ModelFileError, KernelError, MemoryError):
         return None
-    return packed
+    return replace(packed, seconds=time.monotonic() - begin)
 
 
 def build_core(start: Start, report: Report, packed: Packed | None = None) -> Core:
@@ -136,6 +138,7 @@ def build_core(start: Start, report: Report, packed: Packed | None = None) -> Co
     report("reading the model", 0, 0)
     device = _choose_device(config.device)
     if packed is not None and packed.suits(start):
+        begin -= packed.seconds
         model, kernels = packed.model, "native"
         built = _build_native(start, packed)
     else:
