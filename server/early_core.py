@@ -1,7 +1,7 @@
 """Starts the first core process before the server itself is loaded.
 
 Either takes a second to import its libraries; side by side they take one. Imports the standard
-library only, or it would be late. Knows nothing of what a core does.
+library only, as child.py does, or it would be late. Knows nothing of what a core does.
 """
 
 from __future__ import annotations
@@ -10,18 +10,13 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
-# The child finds this very code, and no package of the same name in the current folder (-P).
-_BOOT = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from server.core_process import main; sys.exit(main(sys.argv[1:]))"
-)
+from server.child import command
 
+_CORE = "from server.core_process import main; sys.exit(main(sys.argv[1:]))"
 
 # Starts a core that holds the given descriptor.
 Spawn = Callable[[int], subprocess.Popen[bytes]]
@@ -33,10 +28,10 @@ def spawn_core(descriptor: int, plan: str = "") -> subprocess.Popen[bytes]:
     `plan`, a server.wire.Plan in JSON, lets it begin before it is told to start. Call it from the
     thread that lives as long as the server: Linux ends the child with the thread that started it.
     """
-    root = str(Path(__file__).resolve().parent.parent)
-    command = [sys.executable, "-P", "-c", _BOOT, root, str(descriptor), str(os.getpid())]
-    command += [plan] if plan else []
-    return subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=2)
+    arguments = [str(descriptor), str(os.getpid()), *([plan] if plan else [])]
+    return subprocess.Popen(
+        command(_CORE, *arguments), pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=2
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
-"""The program that tries out grammars, run as a child process and fed line by line.
+"""The program that tries out grammars, run as a child process and fed through its stdin socket.
 
 No fuel bounds all that a compiler does with what a client wrote, so it runs here, where the kernel
 enforces the limits: a timer of CPU seconds (which a busy machine does not shorten) kills a
 compilation that takes too long, RLIMIT_AS stops one that wants too much memory. It steps back
 behind the engine for the processor. The other end is grammar_process.py.
 
-The first line holds the vocabulary, every other one a grammar; the answer to each is a line.
+The first message holds the vocabulary, every other one a grammar; each has an answer. child.py
+carries them, in JSON.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import os
 import random
 import resource
 import signal
+import socket
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from engine.grammar import GrammarCompiler, GrammarError, Vocabulary
+from server.child import receive, send
 
 NICENESS = 5
 # Beyond what the process holds with the tables of its vocabulary.
@@ -33,28 +36,32 @@ MAX_GROWTH_BYTES = 32 << 20
 WALK_TOKENS = 48
 
 
-def main() -> int:
+def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us too; we end with EOF
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it does
     os.nice(NICENESS)
-    source, answers = sys.stdin.buffer, sys.stdout.buffer
-    compiler = _compiler(json.loads(source.readline()))
+    with socket.socket(fileno=0) as channel:
+        if (vocabulary := receive(channel)) is not None:
+            serve(channel, json.loads(vocabulary))
+
+
+def serve(channel: socket.socket, vocabulary: dict[str, Any]) -> None:
+    """Answer grammars until the other end closes."""
+    compiler = _compiler(vocabulary)
     compiler.prepare()
     if sys.platform == "linux":
         _limit_memory()
-    _say(answers, {})
-    for line in source:
-        request = json.loads(line)
+    _say(channel, {})
+    while (message := receive(channel)) is not None:
+        request = json.loads(message)
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])
         answer = _try_out(compiler, request)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _say(answers, answer)
-    return 0
+        _say(channel, answer)
 
 
-def _say(answers: BinaryIO, answer: dict[str, str]) -> None:
-    answers.write(json.dumps(answer).encode() + b"\n")
-    answers.flush()
+def _say(channel: socket.socket, answer: dict[str, str]) -> None:
+    send(channel, json.dumps(answer).encode())
 
 
 def _compiler(given: dict[str, Any]) -> GrammarCompiler:
@@ -107,7 +114,3 @@ def _walk(compiler: GrammarCompiler, spec: bytes) -> None:
         if state.ended:
             break
         state.accept([int(draw.choice(np.flatnonzero(state.allowed())))])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

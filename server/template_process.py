@@ -6,22 +6,16 @@ request. Knows nothing of messages.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
-import socket
-import struct
-import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from server.child import Child
 from server.text import TextError
 
-_WORKER = Path(__file__).with_name("template_worker.py")
+_WORKER = "from server.template_worker import main; main()"
 _START_SECONDS = 30.0  # a Python start on a busy machine
 _GRACE_SECONDS = 10.0  # wall clock past the CPU limit; reached only if the child hardly runs
 
@@ -48,14 +42,14 @@ class TemplateProcess:
         self._max_seconds = max_seconds
         self._max_output_chars = max_output_chars
         self._lock = threading.Lock()
-        self._child: _Child | None = None
+        self._child: Child | None = None
 
     def render(self, name: str, variables: Mapping[str, Any]) -> str:
         """The text of one template.
 
         Raises RenderFailed, or TextError if a variable holds a lone surrogate.
         """
-        request = _frame(
+        request = _encoded(
             {
                 "name": name,
                 "variables": variables,
@@ -71,24 +65,24 @@ class TemplateProcess:
         with self._lock:
             self._end()
 
-    def _running(self) -> _Child:
+    def _running(self) -> Child:
         if self._child is not None and self._child.alive():
             return self._child
         self._end()
-        self._child = child = _Child()
+        self._child = child = Child(_WORKER)
         try:
             child.receive(_START_SECONDS)
         except (OSError, EOFError):
             self._end()
             raise RenderFailed("limit", "its process did not start") from None
         try:
-            self._ask(child, _frame({"sources": self._sources, "seconds": self._max_seconds}))
+            self._ask(child, _encoded({"sources": self._sources, "seconds": self._max_seconds}))
         except RenderFailed as error:
             self._end()
             raise RenderFailed("broken", str(error)) from None
         return child
 
-    def _ask(self, child: _Child, request: bytes) -> str:
+    def _ask(self, child: Child, request: bytes) -> str:
         """One exchange. Whatever may have left the child odd ends it."""
         try:
             child.send(request, self._max_seconds + _GRACE_SECONDS)
@@ -111,61 +105,11 @@ class TemplateProcess:
             self._child = None
 
 
-class _Child:
-    """The process and its socket; ended with `end`, or when nobody holds this any more."""
-
-    def __init__(self) -> None:
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_WORKER)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-            )
-        self.end = weakref.finalize(self, _end, self._process, self._channel)
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def exit_code(self) -> int | None:
-        """How the child ended; None if it still has not, shortly after its socket closed."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)
-        return self._process.returncode
-
-    def send(self, frame: bytes, timeout: float) -> None:
-        self._channel.settimeout(timeout)
-        self._channel.sendall(frame)
-
-    def receive(self, timeout: float) -> dict[str, Any]:
-        """The next reply; raises OSError after a silence of `timeout`, EOFError at the end."""
-        self._channel.settimeout(timeout)
-        (length,) = struct.unpack(">I", self._read(4))
-        reply: dict[str, Any] = json.loads(self._read(length))
-        return reply
-
-    def _read(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            part = self._channel.recv(min(count - len(data), 1 << 20))
-            if not part:
-                raise EOFError
-            data += part
-        return bytes(data)
-
-
-def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    channel.close()
-    process.kill()
-    process.wait()
-
-
-def _frame(message: Mapping[str, Any]) -> bytes:
+def _encoded(message: Mapping[str, Any]) -> bytes:
     try:
-        data = json.dumps(message, ensure_ascii=False).encode()
+        return json.dumps(message, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         code = ord(error.object[error.start])
         raise TextError(
             f"the messages are not valid Unicode: lone surrogate U+{code:04X}"
         ) from None
-    return struct.pack(">I", len(data)) + data

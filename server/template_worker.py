@@ -3,10 +3,8 @@
 A template comes from a model file or a person, and no sandbox bounds its work: nested loops,
 huge strings and numbers. So it runs here, where the kernel enforces the limits: a timer of CPU
 seconds (which a busy machine does not shorten) kills a render that takes too long, RLIMIT_AS stops
-one that wants too much memory. Knows only the standard library and jinja2; the other end is
-template_process.py.
-
-A message is a 4-byte big-endian length and that many bytes of JSON.
+one that wants too much memory. Knows only the standard library, jinja2 and child.py, which carries
+the messages, in JSON; the other end is template_process.py.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import json
 import resource
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -28,6 +25,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from server.child import receive, send
 
 MEMORY_LIMIT_BYTES = 1 << 29  # address space; Python and jinja2 need a tenth of it
 
@@ -133,37 +132,18 @@ def serve(channel: socket.socket) -> None:
             return ""
         return render(compiled[request["name"]], request["variables"], request["max_chars"])
 
-    send(channel, {"text": ""})
-    while (request := receive(channel)) is not None:
+    _say(channel, {"text": ""})
+    while (message := receive(channel)) is not None:
+        request = json.loads(message)
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])
         reply = answer(partial(act, request))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        send(channel, reply)
+        _say(channel, reply)
 
 
-def send(channel: socket.socket, message: dict[str, Any]) -> None:
+def _say(channel: socket.socket, message: dict[str, Any]) -> None:
     # A template can cut a character of the JSON escapes it is given into a lone surrogate.
-    data = json.dumps(message, ensure_ascii=False).encode("utf-8", errors="replace")
-    channel.sendall(struct.pack(">I", len(data)) + data)
-
-
-def receive(channel: socket.socket) -> dict[str, Any] | None:
-    header = read_exactly(channel, 4)
-    if header is None:
-        return None
-    body = read_exactly(channel, struct.unpack(">I", header)[0])
-    return None if body is None else json.loads(body)
-
-
-def read_exactly(channel: socket.socket, count: int) -> bytes | None:
-    """`count` bytes, or None if the other end closed first."""
-    data = bytearray()
-    while len(data) < count:
-        part = channel.recv(min(count - len(data), 1 << 20))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
+    send(channel, json.dumps(message, ensure_ascii=False).encode("utf-8", errors="replace"))
 
 
 def main() -> None:
@@ -174,7 +154,3 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with socket.socket(fileno=0) as channel:
         serve(channel)
-
-
-if __name__ == "__main__":
-    main()
