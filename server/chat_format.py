@@ -20,7 +20,7 @@ from server.logprobs import Entry, TokenNames, chat_content, prompt_columns
 from server.reading import ChatPiece, Reader, Reading, ReadMessage, Thought
 from server.schemas import ChatRequest
 from server.sse import quote, to_json
-from server.tools.call_reader import CallStart, Content
+from server.tools.pieces import CallStart, Content
 
 _ID_LETTERS = string.ascii_letters + string.digits
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.reasoning import Thinking, ThoughtSplitter
-from server.tools.call_reader import CallReader, CallStart, Content, Piece
+from server.tools.call_reader import CallReader
 from server.tools.definitions import ToolChoice, ToolPlan
 from server.tools.formats import ToolFormat
+from server.tools.pieces import CallStart, Content, Piece
 from server.tools.pythonic_reader import PythonicReader
 
 

@@ -21,7 +21,7 @@ from server.logprobs import Entry, TokenNames
 from server.reading import ChatPiece, Reader, Reading, Thought
 from server.schemas import ChatRequest
 from server.sse import named_event
-from server.tools.call_reader import CallStart, Content
+from server.tools.pieces import CallStart, Content
 
 # Clients that stream arguments know this name for what is no JSON, such as a call that was cut.
 INVALID_JSON = "INVALID_JSON"

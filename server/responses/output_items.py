@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from server.answers import Json
 from server.reading import ChatPiece, Thought
-from server.tools.call_reader import CallStart, Content
+from server.tools.pieces import CallStart, Content
 
 
 def new_id(prefix: str) -> str:

@@ -13,7 +13,7 @@ from server.reading import ChatPiece, Thought
 from server.responses.output_items import OutputItems
 from server.responses.store import StoredResponse
 from server.sse import named_event
-from server.tools.call_reader import CallArguments, CallStart, Content
+from server.tools.pieces import CallArguments, CallStart, Content
 
 LAST_EVENTS = {
     "completed": "response.completed",

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from server.tools.formats import ToolFormat
+from server.tools.pieces import Piece, Pieces
 
 MAX_NAME_CHARS = 256
 MAX_DEPTH = 256
@@ -30,26 +30,6 @@ _OUT_OF_STRING = re.compile(r'["{}\[\]]')
 _SCALAR_END = re.compile(r"[,}\]\s]")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _CALL_ID = "[CALL_ID]"  # the call's own id may follow its name; clients get one of ours
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStart:
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    index: int
-    text: str
-
-
-Piece = Content | CallStart | CallArguments
 
 
 class _State(Enum):
@@ -69,17 +49,14 @@ class CallReader:
     """Give all text to `feed` and call `finish` once; both return what is certain by then."""
 
     def __init__(self, form: ToolFormat, names: Collection[str]) -> None:
-        self.num_calls = 0
         self._form = form
         self._names = frozenset(names)
         self._markers = tuple(marker for marker in (form.opening, form.also) if marker)
         self._state = _State.CONTENT if form.opening else _State.START
         self._text = ""
         self._at = 0  # of `_text`, what is consumed
-        self._out: list[Piece] = []
+        self._pieces = Pieces()
         self._raw: list[str] = []  # consumed since the marker, until a call is certain
-        self._blank: list[str] = []  # white space that is content only if content follows
-        self._after_call = False
         self._in_list = False
         self._num_false_starts = 0
         self._begin_object()
@@ -96,25 +73,24 @@ class CallReader:
         self._is_scalar = False
         self._is_bare = False  # a name and its arguments, with no object around them
 
+    @property
+    def num_calls(self) -> int:
+        return self._pieces.num_calls
+
     def feed(self, text: str) -> list[Piece]:
         self._text = self._text[self._at :] + text
         self._at = 0
         while self._at < len(self._text) and self._step():
             pass
-        return self._take()
+        return self._pieces.take()
 
     def finish(self) -> list[Piece]:
         """The text is at its end: what could have become a call and did not is content."""
         if not self._started:
             self._raw.append(self._text[self._at :])
-            self._add_content("".join(self._raw))
-            if self.num_calls == 0 and self._blank:  # as it was written
-                self._out.append(Content("".join(self._blank)))
-        return self._take()
-
-    def _take(self) -> list[Piece]:
-        out, self._out = self._out, []
-        return out
+            self._pieces.add_content("".join(self._raw))
+            self._pieces.end()
+        return self._pieces.take()
 
     def _step(self) -> bool:
         """Consumes what it can; False if it must see more."""
@@ -122,7 +98,7 @@ class CallReader:
             case _State.CONTENT:
                 return self._content()
             case _State.REST:
-                self._add_content(self._rest(len(self._text)))
+                self._pieces.add_content(self._rest(len(self._text)))
                 return True
             case _State.IN_VALUE:
                 return self._in_value()
@@ -159,10 +135,10 @@ class CallReader:
         ]
         if not found:
             end = len(self._text) - _partial(self._text[self._at :], self._markers)
-            self._add_content(self._rest(end))
+            self._pieces.add_content(self._rest(end))
             return False
         at, marker = min(found)
-        self._add_content(self._rest(at))
+        self._pieces.add_content(self._rest(at))
         self._consume(at + len(marker))
         self._state = _State.OPENED
         return True
@@ -285,7 +261,7 @@ class CallReader:
         self._consume(len(self._text) if end is None else end)
         if self._key == self._form.arguments and self._has_arguments:
             if self._started:
-                self._add_arguments(text)
+                self._pieces.add_arguments(text)
             else:
                 self._held.append(text)
         if self._depth > MAX_DEPTH:
@@ -334,11 +310,9 @@ class CallReader:
             self._give_up()  # an answer in JSON that happens to have a name
             return
         self._raw.clear()
-        self._blank.clear()
-        self._started = self._after_call = True
-        self._out.append(CallStart(self.num_calls, self._name))
-        self.num_calls += 1
-        self._add_arguments("".join(self._held))
+        self._started = True
+        self._pieces.start_call(self._name)
+        self._pieces.add_arguments("".join(self._held))
         self._held.clear()
 
     def _end_call(self) -> None:
@@ -350,7 +324,7 @@ class CallReader:
 
     def _close_call(self) -> None:
         if not self._has_arguments:
-            self._add_arguments("{}")
+            self._pieces.add_arguments("{}")
         self._state = _State.BETWEEN
         self._started = False
 
@@ -377,23 +351,7 @@ class CallReader:
         self._started = False
         raw = "".join(self._raw)
         self._raw.clear()
-        self._add_content(raw)
-
-    def _add_content(self, text: str) -> None:
-        """White space beside calls is nobody's content; elsewhere it waits for what follows it."""
-        body = text.rstrip()
-        if body:
-            lead = "".join(self._blank)
-            self._blank.clear()
-            shown = (lead + body).lstrip() if self._after_call else lead + body
-            self._after_call = False
-            self._out.append(Content(shown))
-        if len(body) < len(text):
-            self._blank.append(text[len(body) :])
-
-    def _add_arguments(self, text: str) -> None:
-        if text:
-            self._out.append(CallArguments(self.num_calls - 1, text))
+        self._pieces.add_content(raw)
 
 
 def _partial(text: str, markers: Collection[str]) -> int:

@@ -16,16 +16,9 @@ from collections.abc import Collection
 from enum import Enum, auto
 from typing import Any
 
-from server.tools.call_reader import (
-    MAX_CALLS,
-    MAX_NAME_CHARS,
-    CallArguments,
-    CallReader,
-    CallStart,
-    Content,
-    Piece,
-)
+from server.tools.call_reader import MAX_CALLS, MAX_NAME_CHARS, CallReader
 from server.tools.formats import ToolFormat
+from server.tools.pieces import Piece, Pieces
 
 # Python's own parser refuses a little more.
 MAX_DEPTH = 64
@@ -56,16 +49,13 @@ class PythonicReader:
         self._names = frozenset(names)
         self._objects = CallReader(form, names)
         self._is_object = False
-        self._num_calls = 0
         self._state = _State.START
         self._text = ""
         self._at = 0
-        self._out: list[Piece] = []
+        self._pieces = Pieces()
         self._raw: list[str] = []  # consumed, until a call is certain
-        self._blank = ""  # white space that is content only if content follows
         self._name = ""
         self._started = False
-        self._after_call = False
         self._num_arguments = 0
         self._begin_value("")
 
@@ -79,7 +69,7 @@ class PythonicReader:
 
     @property
     def num_calls(self) -> int:
-        return self._objects.num_calls if self._is_object else self._num_calls
+        return (self._objects if self._is_object else self._pieces).num_calls
 
     def feed(self, text: str) -> list[Piece]:
         if self._is_object:
@@ -90,26 +80,21 @@ class PythonicReader:
             pass
         if self._is_object:
             return self._objects.feed("".join(self._raw) + self._text[self._at :])
-        return self._take()
+        return self._pieces.take()
 
     def finish(self) -> list[Piece]:
         """The text is at its end: what could have become a call and did not is content."""
         if self._is_object:
             return self._objects.finish()
         if not self._started:
-            self._add_content("".join([*self._raw, self._text[self._at :]]))
-            if self._num_calls == 0 and self._blank:
-                self._out.append(Content(self._blank))
-        return self._take()
-
-    def _take(self) -> list[Piece]:
-        out, self._out = self._out, []
-        return out
+            self._pieces.add_content("".join([*self._raw, self._text[self._at :]]))
+            self._pieces.end()
+        return self._pieces.take()
 
     def _step(self) -> bool:
         """Consumes what it can; False if it must see more."""
         if self._state is _State.REST:
-            self._add_content(self._text[self._at :])
+            self._pieces.add_content(self._text[self._at :])
             self._at = len(self._text)
             return True
         if self._state is _State.VALUE:
@@ -155,7 +140,7 @@ class PythonicReader:
         found = _CALL.match(self._text, self._at, self._at + MAX_NAME_CHARS)
         if found is None:
             return self._wait_or_give_up(r"[A-Za-z_][A-Za-z0-9_.-]*\s*")
-        if found[1] not in self._names or self._num_calls >= MAX_CALLS:
+        if found[1] not in self._names or self._pieces.num_calls >= MAX_CALLS:
             self._give_up()
             return True
         self._name, self._num_arguments = found[1], 0
@@ -166,7 +151,7 @@ class PythonicReader:
     def _argument(self) -> bool:
         if self._text[self._at] == ")":
             self._start_call()
-            self._add_arguments("}" if self._num_arguments else "{}")
+            self._pieces.add_arguments("}" if self._num_arguments else "{}")
             self._go(_State.BETWEEN)
             self._started = False
             self._raw.clear()
@@ -194,7 +179,7 @@ class PythonicReader:
         elif end is not None:
             comma = ", " if self._num_arguments else "{"
             value = as_json("".join(self._value).strip())
-            self._add_arguments(f"{comma}{json.dumps(self._key)}: {value}")
+            self._pieces.add_arguments(f"{comma}{json.dumps(self._key)}: {value}")
             self._num_arguments += 1
             if self._text[self._at] == ",":
                 self._consume(self._at + 1)
@@ -262,11 +247,9 @@ class PythonicReader:
     def _start_call(self) -> None:
         if self._started:
             return
-        self._started = self._after_call = True
+        self._started = True
         self._raw.clear()
-        self._blank = ""
-        self._out.append(CallStart(self._num_calls, self._name))
-        self._num_calls += 1
+        self._pieces.start_call(self._name)
 
     def _give_up(self) -> None:
         """What was taken for a call is content, and so is all that follows."""
@@ -274,20 +257,7 @@ class PythonicReader:
         self._started = False
         raw = "".join(self._raw)
         self._raw.clear()
-        self._add_content(raw)
-
-    def _add_content(self, text: str) -> None:
-        """White space after calls is nobody's content; elsewhere it waits for what follows it."""
-        body = text.rstrip()
-        if body:
-            shown = self._blank + body
-            self._out.append(Content(shown.lstrip() if self._after_call else shown))
-            self._after_call = False
-            self._blank = ""
-        self._blank += text[len(body) :]
-
-    def _add_arguments(self, text: str) -> None:
-        self._out.append(CallArguments(self._num_calls - 1, text))
+        self._pieces.add_content(raw)
 
 
 def as_json(text: str) -> str:

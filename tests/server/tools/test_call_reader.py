@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.tools.call_reader import MAX_CALLS, CallArguments, CallReader, CallStart, Content
+from server.tools.call_reader import MAX_CALLS, CallReader
 from server.tools.formats import FORMATS, format_of
+from server.tools.pieces import CallArguments, CallStart, Content
 from server.tools.pythonic_reader import MAX_DEPTH, PythonicReader, as_json
 from tests.server.tools.golden import GOLDEN, NAMES, Call
 
