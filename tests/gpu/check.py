@@ -13,10 +13,11 @@ import os
 import platform
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.gpu.guard import guarded
 
 if TYPE_CHECKING:
     import torch
@@ -30,15 +31,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=Path("gpu_check.json"))
     return parser.parse_args(arguments)
-
-
-def guarded(name: str, results: Iterator[dict]) -> Iterator[dict]:
-    """An error, even of an import, is one more result and ends its part alone."""
-    try:
-        yield from results
-    except Exception as error:  # the next part may well work
-        traceback.print_exc()
-        yield {"name": name, "error": f"{type(error).__name__}: {error}"}
 
 
 def steps_part(device: torch.device, dry_run: bool) -> Iterator[dict]:

@@ -20,7 +20,8 @@ from engine.kernels.triton import gemm
 from engine.kernels.triton.norms import add_rms_norm, gated_silu
 from engine.kv_cache import KVCache
 from engine.sampler import SLOT_COLUMNS
-from tests.gpu.timing import Result, against_floor, guarded, seconds
+from tests.gpu.guard import Result, guarded
+from tests.gpu.timing import against_floor, seconds
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ from scheduler.types import (
     Submit,
     Tokens,
 )
+from tests.gpu.guard import Result, guarded
 from tests.gpu.roofline import MEMORY_STEPS, Shape, costs, peak_bytes
 from tests.gpu.shapes import MODELS, plan, random_model
-from tests.gpu.timing import Result, guarded
 
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0.0)

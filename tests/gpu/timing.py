@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from tests.gpu.roofline import BYTES_PER_SECOND, FLOPS_PER_SECOND
 
 Work = Callable[[], object]
-Result = dict[str, object]
-
-
-def guarded(name: str, results: Iterable[Result]) -> Iterator[Result]:
-    """The results as they come; an error is one more, and ends them, not those of other parts."""
-    try:
-        yield from results
-    except Exception as error:  # the next part may well work
-        traceback.print_exc()
-        yield {"name": name, "error": f"{type(error).__name__}: {error}"}
 
 
 def seconds(work: Work, device: torch.device, *, repeats: int) -> float:

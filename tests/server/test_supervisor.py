@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import psutil
@@ -211,6 +211,25 @@ def test_loading_is_reported_and_requests_are_refused_until_it_is_done(tmp_path:
     run(test)
 
 
+@contextmanager
+def core_of(program: str) -> Iterator[int]:
+    """The id of the core that `program` prints; on leaving, it must die with its parent."""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        try:
+            yield pid
+        finally:
+            parent.kill()
+        parent.wait(30)
+        deadline = time.monotonic() + 30
+        while not is_gone(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert is_gone(pid)
+
+
 def test_a_core_ignores_the_signals_of_its_group_and_dies_with_its_parent() -> None:
     """B127: Ctrl-C reaches the whole group; a killed parent leaves no orphan."""
     program = (
@@ -227,21 +246,11 @@ def test_a_core_ignores_the_signals_of_its_group_and_dies_with_its_parent() -> N
         "    await task\n"
         "asyncio.run(main())\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+    with core_of(program) as pid:
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
         time.sleep(0.2)
         assert not is_gone(pid)
-        parent.kill()
-        parent.wait(30)
-        deadline = time.monotonic() + 30
-        while not is_gone(pid) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert is_gone(pid)
 
 
 def test_a_core_in_the_middle_of_a_long_step_dies_with_its_parent() -> None:
@@ -262,18 +271,8 @@ def test_a_core_in_the_middle_of_a_long_step_dies_with_its_parent() -> None:
         "        await task\n"
         "asyncio.run(main())\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+    with core_of(program) as pid:
         assert not is_gone(pid)
-        parent.kill()
-        parent.wait(30)
-        deadline = time.monotonic() + 30
-        while not is_gone(pid) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert is_gone(pid)
 
 
 def test_a_core_whose_parent_died_before_it_could_look_ends_at_once() -> None:
