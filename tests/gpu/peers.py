@@ -6,9 +6,9 @@ import time
 
 import torch
 
+from tests.gpu.guard import Result
 from tests.gpu.shapes import MODELS
 from tests.gpu.steps import Sizes, let_go
-from tests.gpu.timing import Result
 
 
 def transformers_continuous_batching(sizes: Sizes, device: torch.device) -> Result:
