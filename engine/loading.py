@@ -41,27 +41,29 @@ class ModelFiles:
 
 
 def open_model(path: Path) -> ModelFiles:
-    """A directory or .gguf file, without importing torch. Raises ModelFileError."""
+    """A Hugging Face directory or .gguf file, without importing torch. Raises ModelFileError."""
     if path.is_dir():
         return ModelFiles(path, from_huggingface(path), None)
+    if not path.exists():
+        raise ModelFileError(f"{path}: no such file or directory")
     file = open_gguf(path)
     return ModelFiles(path, from_gguf(file), file)
 
 
-def load_config(path: Path) -> ModelConfig:
-    """The config alone. Raises ModelFileError."""
-    return open_model(path).config
+def load_model(path: Path, *, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """`load_weights` of all that is at `path`, for its context length. Raises ModelFileError."""
+    return load_weights(open_model(path), dtype=dtype, device=device)
 
 
-def load_model(
-    path: Path,
+def load_weights(
+    files: ModelFiles,
     *,
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
     max_model_len: int | None = None,
 ) -> LoadedModel:
-    """Load a Hugging Face directory or a .gguf file.
+    """The weights of open files.
 
     `max_model_len` is the longest sequence to be served (default: the model's context length).
     Raises ModelFileError, one line, for anything wrong with the files.
@@ -70,16 +72,12 @@ def load_model(
     from engine.safetensors_files import SafetensorsWeights
     from engine.weights import LoadOptions, load_decoder
 
+    config = files.config
     source: WeightSource
-    if path.is_dir():
-        config = from_huggingface(path)
-        source = SafetensorsWeights(path)
-    elif path.exists():
-        file = open_gguf(path)
-        config = from_gguf(file)
-        source = GGUFWeights(file, config)
+    if files.gguf is None:
+        source = SafetensorsWeights(files.path)
     else:
-        raise ModelFileError(f"{path}: no such file or directory")
+        source = GGUFWeights(files.gguf, config)
     options = LoadOptions(dtype, device, max_model_len or config.context_length)
     decoder, warnings = load_decoder(config, source, options, progress)
     return LoadedModel(config, decoder, tuple(warnings))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from engine.batch import Batch
 from engine.gguf_weights import GGUFWeights
 from engine.grammar import GrammarCompiler
-from engine.loading import ModelFiles, open_model
+from engine.loading import ModelFiles
 from engine.model_config import ModelConfig
 from engine.native_cpu import Matrices, NativeModel, NativeOptions
 from engine.native_sampling import NativeChooser
@@ -37,16 +36,11 @@ class NativeFile:
     warnings: tuple[str, ...] = ()
 
 
-def open_native(path: Path, *, quantise: bool = False) -> NativeFile:
-    """A Hugging Face directory or .gguf file; weights are read later. Raises ModelFileError.
+def native_file(files: ModelFiles, *, quantise: bool = False) -> NativeFile:
+    """The weights of open files, to be read later. Raises ModelFileError.
 
-    `quantise` rounds weights that are stored as floats to 8 bits.
+    `quantise` rounds those that are stored as floats to 8 bits.
     """
-    return native_file(open_model(path), quantise=quantise)
-
-
-def native_file(files: ModelFiles, *, quantise: bool) -> NativeFile:
-    """The same for files that are open."""
     config = files.config
     if files.gguf is None:
         from engine.safetensors_files import SafetensorsWeights

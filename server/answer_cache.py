@@ -135,9 +135,7 @@ Keep = Callable[[CachedAnswer], Awaitable[None]]
 class Recording:
     """A Generation whose answer is kept once it is whole."""
 
-    def __init__(
-        self, generation: Generation, keep: Callable[[CachedAnswer], Awaitable[None]]
-    ) -> None:
+    def __init__(self, generation: Generation, keep: Keep) -> None:
         self._generation = generation
         self._keep = keep
         self._deltas: dict[int, Delta] = {}

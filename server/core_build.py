@@ -152,7 +152,7 @@ def build_core(start: Start, report: Report, packed: Packed | None = None) -> Co
             built = _build_native(start, _pack(config, limits, files))
         else:
             build = {"triton": _build_cuda, "torch": _build_torch}[kernels]
-            built = build(start, model, device, report)
+            built = build(start, files, device, report)
     engine, capacity = built.engine, built.engine.capacity
     report("warming up", 0, 0)
     # A GPU must meet its worst step before clients do; a CPU only has to load its libraries.
@@ -306,7 +306,7 @@ def _build_native(start: Start, packed: Packed) -> Built:
     )
 
 
-def _build_torch(start: Start, model: ModelConfig, device: str, report: Report) -> Built:
+def _build_torch(start: Start, files: ModelFiles, device: str, report: Report) -> Built:
     import torch
 
     from engine.cpu_count import usable_cores
@@ -314,7 +314,8 @@ def _build_torch(start: Start, model: ModelConfig, device: str, report: Report) 
 
     threads = start.config.threads or min(torch.get_num_threads(), usable_cores())
     torch.set_num_threads(threads)
-    loaded, dtype = _load_weights(start, model, device, report)
+    loaded, dtype = _load_weights(start, files, device, report)
+    model = files.config
     capacity, formula = size_cache(model, start.config, start.limits, device, dtype)
     grammars = _grammars(start, model)
     engine = TorchEngine(
@@ -328,7 +329,7 @@ def _build_torch(start: Start, model: ModelConfig, device: str, report: Report) 
     return Built(engine, _form(dtype), (formula,), threads, grammars)
 
 
-def _build_cuda(start: Start, model: ModelConfig, device: str, report: Report) -> Built:
+def _build_cuda(start: Start, files: ModelFiles, device: str, report: Report) -> Built:
     """Fused kernels and graphs; without --kv-memory a trial step finds what fits to the block."""
     import torch
 
@@ -336,14 +337,14 @@ def _build_cuda(start: Start, model: ModelConfig, device: str, report: Report) -
     from engine.gpu_linear import describe_weights
     from engine.kv_memory import describe
 
-    config = start.config
+    config, model = start.config, files.config
     dtype = _choose_dtype(config.dtype, device, model)
     forms = {"quantise": config.gpu_quantize, "deterministic": config.deterministic}
     try:
         prepared = prepare(model, dtype, device, kv_dtype=config.kv_dtype, **forms)
     except ValueError as error:
         raise ModelFileError(str(error)) from None
-    loaded, _ = _load_weights(start, model, device, report)
+    loaded, _ = _load_weights(start, files, device, report)
     kv_scales = prepared.apply(loaded.decoder)
     kv_dtype = prepared.kv_dtype
     capacity, formula = size_cache(model, config, start.limits, device, kv_dtype)
@@ -379,15 +380,15 @@ def _build_cuda(start: Start, model: ModelConfig, device: str, report: Report) -
 
 
 def _load_weights(
-    start: Start, model: ModelConfig, device: str, report: Report
+    start: Start, files: ModelFiles, device: str, report: Report
 ) -> tuple[LoadedModel, torch.dtype]:
     import torch
 
-    from engine.loading import load_model
+    from engine.loading import load_weights
 
-    dtype = _choose_dtype(start.config.dtype, device, model)
-    loaded = load_model(
-        Path(start.config.model),
+    dtype = _choose_dtype(start.config.dtype, device, files.config)
+    loaded = load_weights(
+        files,
         dtype=dtype,
         device=torch.device(device),
         progress=lambda done, total: report("loading weights", done, total),

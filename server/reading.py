@@ -31,10 +31,6 @@ class Reading:
     tools: ToolPlan | None = None
     form: ToolFormat | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        return self.thinking is None and self.form is None
-
 
 class Reader:
     """One choice of an answer. Call `feed` for all its text and `finish` once."""

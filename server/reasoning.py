@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 OPENING, CLOSING = "<think>", "</think>"
-REASONING_PARSERS = ("auto", "think", "none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ import numpy as np
 from engine.cpu_count import usable_cores
 from engine.default_model import resolve_model
 from engine.kernels.cpu.library import KINDS, LIMITS, load_library
+from engine.loading import open_model
 from engine.native_cpu import NativeModel, NativeOptions
-from engine.native_runner import NativeFile, open_native
+from engine.native_runner import NativeFile, native_file
 from engine.parameters import EMBEDDING, HEAD, parameter_shapes
 
 BLOCK = 16
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument("--tier", default=None, help="default: the best here")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    file = open_native(Path(resolve_model(given.model)))
+    file = native_file(open_model(Path(resolve_model(given.model))))
     for threads in sorted({int(count) for count in given.threads.split(",")}):
         measure(file, threads=threads, tier=given.tier, rounds=given.rounds)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.cpu_count import usable_cores
-from engine.loading import load_model
+from engine.loading import load_model, open_model
 from engine.native_cpu import NativeModel, NativeOptions
-from engine.native_runner import open_native
+from engine.native_runner import native_file
 
 Logits = Callable[[list[int]], NDArray[np.float32]]  # token ids -> [tokens, vocab]
 _BLOCK = 16
@@ -39,7 +39,7 @@ def reference(path: Path) -> Logits:
 
 def native(path: Path, *, kv_type: str, longest: int) -> Logits:
     """The kernels as a server uses them, one text as one prefill."""
-    file = open_native(path)
+    file = native_file(open_model(path))
     blocks = -(-longest // _BLOCK)
     options = NativeOptions(
         num_blocks=blocks,

@@ -12,9 +12,9 @@ import torch
 
 from engine.default_model import find_default_model
 from engine.errors import ModelFileError
-from engine.loading import LoadedModel, load_model
+from engine.loading import LoadedModel, load_model, open_model
 from engine.native_cpu import NativeOptions, refusal
-from engine.native_runner import load_native, native_engine, open_native
+from engine.native_runner import load_native, native_engine, native_file
 from engine.torch_engine import TorchEngine
 from scheduler.limits import SchedulerLimits
 from scheduler.loop import Engine, ServingLoop
@@ -60,7 +60,7 @@ def make_engine(kind: str, *, num_blocks: int) -> Engine:
     if kind == "reference":
         model = _torch_model(path)
         return TorchEngine(model, device=CPU, dtype=torch.float32, capacity=capacity)
-    file = open_native(path)
+    file = native_file(open_model(path))
     if reason := refusal(file.config):
         pytest.skip(reason)
     options = NativeOptions(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.errors import ModelFileError
-from engine.loading import load_config, load_model
+from engine.loading import load_model, load_weights, open_model
 from tests.support.models import dense_logits, save_tiny_model, tiny_model, write_gguf
 
 CPU = torch.device("cpu")
@@ -18,13 +18,14 @@ def test_config_alone_equals_that_of_the_model(tmp_path: Path) -> None:
     save_tiny_model("qwen2", tmp_path)
     write_gguf(tiny_model("qwen2"), tmp_path / "a.gguf")
     for path in (tmp_path, tmp_path / "a.gguf"):
-        assert load_config(path) == load_model(path, dtype=torch.float32, device=CPU).config
+        assert open_model(path).config == load_model(path, dtype=torch.float32, device=CPU).config
 
 
 @pytest.mark.parametrize("max_model_len", [None, 10, 300])
 def test_positions_reach_as_far_as_asked(max_model_len: int | None, tmp_path: Path) -> None:
     save_tiny_model("llama", tmp_path)
-    model = load_model(tmp_path, dtype=torch.float32, device=CPU, max_model_len=max_model_len)
+    files = open_model(tmp_path)
+    model = load_weights(files, dtype=torch.float32, device=CPU, max_model_len=max_model_len)
     length = model.decoder.max_positions
     assert length == (max_model_len or 256)
     assert dense_logits(model, [3] * length).shape == (length, 160)

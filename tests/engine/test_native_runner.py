@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from engine.kernels.cpu.library import available_tiers
-from engine.loading import load_model
+from engine.loading import load_model, open_model
 from engine.native_cpu import NativeOptions
-from engine.native_runner import load_native, native_engine, open_native
+from engine.native_runner import load_native, native_engine, native_file
 from engine.torch_engine import TorchEngine
 from scheduler.limits import SchedulerLimits
 from scheduler.loop import Engine
@@ -40,7 +40,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def native(path: Path) -> Engine:
-    file = open_native(path)
+    file = native_file(open_model(path))
     options = NativeOptions(
         num_blocks=24,
         block_size=16,

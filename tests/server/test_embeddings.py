@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from engine.kernels.cpu.library import available_tiers
-from engine.loading import load_model
+from engine.loading import load_model, open_model
 from engine.native_cpu import NativeOptions, refusal
-from engine.native_runner import load_native, native_engine, open_native
+from engine.native_runner import load_native, native_engine, native_file
 from engine.step_engine import StepEngine
 from engine.torch_engine import TorchEngine
 from scheduler.limits import SchedulerLimits
@@ -49,7 +49,7 @@ def torch_engine(path: Path, **changes: int) -> TorchEngine:
 
 
 def engine_on_kernels(path: Path) -> StepEngine:
-    file = open_native(path)
+    file = native_file(open_model(path))
     options = NativeOptions(
         num_blocks=32,
         block_size=16,
@@ -95,7 +95,7 @@ async def test_vectors_equal_the_pooled_hidden_states_of_transformers(
     given = prompts(1, 3, 8, 50, 100)
     wanted = [expected(model, prompt, pooling) for prompt in given]
     engines = [torch_engine(path)]
-    if available_tiers() and refusal(open_native(path).config) is None:
+    if available_tiers() and refusal(native_file(open_model(path)).config) is None:
         engines.append(engine_on_kernels(path))
     for engine in engines:
         async with house(engine, limits=CHUNKS) as server:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.default_model import find_default_model
-from engine.loading import load_config
+from engine.loading import open_model
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -19,7 +19,7 @@ def transformers_model() -> LlamaForCausalLM:
     """transformers' Llama in float32 with the dequantised weights of the default model."""
     import transformers
 
-    ours = load_config(find_default_model())
+    ours = open_model(find_default_model()).config
     model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=ours.vocab_size,

@@ -15,9 +15,9 @@ import pytest
 from engine.gguf_file import open_gguf
 from engine.kernels.cpu import library
 from engine.kernels.cpu.library import KernelError, available_tiers
-from engine.loading import load_config
+from engine.loading import open_model
 from engine.native_cpu import NativeModel, NativeOptions, refusal
-from engine.native_runner import open_native
+from engine.native_runner import native_file
 from engine.native_weights import GGUFMatrices, TensorMatrices, q4_1_from_q4_k
 from engine.safetensors_files import SafetensorsWeights
 from tests.support.models import (
@@ -48,8 +48,8 @@ def options(**changes: object) -> NativeOptions:
     return NativeOptions(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def open_model(path: Path, **changes: object) -> NativeModel:
-    config = load_config(path)
+def native_model(path: Path, **changes: object) -> NativeModel:
+    config = open_model(path).config
     weights = (
         TensorMatrices(SafetensorsWeights(path), quantise=False)
         if path.is_dir()
@@ -108,7 +108,7 @@ class Runner:
 def test_families_equal_transformers(family: str, tmp_path: Path) -> None:
     reference = save_tiny_model(family, tmp_path, **WIDE)
     tokens = prompt(150)
-    ours = Runner(open_model(tmp_path)).whole(tokens)
+    ours = Runner(native_model(tmp_path)).whole(tokens)
     assert np.abs(ours - reference_logits(reference, tokens).numpy()).max() < 1e-3
 
 
@@ -118,7 +118,7 @@ def test_gguf_kinds_equal_their_dequantised_weights(kind: str, tmp_path: Path) -
     path = tmp_path / "tiny.gguf"
     write_gguf(reference, path, kind=gguf.GGMLQuantizationType[kind])
     tokens = prompt(100)
-    ours = Runner(open_model(path)).whole(tokens)
+    ours = Runner(native_model(path)).whole(tokens)
     exact = reference_logits(reference, tokens).numpy()
     allowed = 1e-4 if kind in ("F16", "BF16", "F32") else 0.05  # 8-bit activations
     assert np.sqrt(np.mean((ours - exact) ** 2)) < allowed * exact.std()
@@ -132,12 +132,12 @@ def test_float_models_rounded_to_8_bits_stay_close(stored: str, tmp_path: Path) 
     else:
         reference, path = tiny_model("llama", **WIDE), tmp_path / "tiny.gguf"
         write_gguf(reference, path, kind=gguf.GGMLQuantizationType[stored])
-    file = open_native(path, quantise=True)
+    file = native_file(open_model(path), quantise=True)
     model = NativeModel(file.config, file.weights, options())
     assert file.weights.kind("model.layers.0.self_attn.q_proj.weight") == "Q8_0"
     ours, exact = Runner(model).whole(tokens), reference_logits(reference, tokens).numpy()
     assert np.sqrt(np.mean((ours - exact) ** 2)) < 0.08 * exact.std()
-    assert (ours != Runner(open_model(path)).whole(tokens)).any()
+    assert (ours != Runner(native_model(path)).whole(tokens)).any()
 
 
 def test_q4_k_becomes_q4_1_within_the_rounding_of_its_scales() -> None:
@@ -163,8 +163,8 @@ def test_same_bits_alone_chunked_batched_and_at_any_number_of_threads(
     path: Path, kv_type: str
 ) -> None:
     tokens = prompt(200)
-    alone = Runner(open_model(path, num_threads=1, kv_type=kv_type)).whole(tokens)
-    runner = Runner(open_model(path, num_threads=2, kv_type=kv_type))
+    alone = Runner(native_model(path, num_threads=1, kv_type=kv_type)).whole(tokens)
+    runner = Runner(native_model(path, num_threads=2, kv_type=kv_type))
     assert runner.whole(tokens).tobytes() == alone.tobytes()
     others = [prompt(180, seed) for seed in (1, 2)]
     start, parts = 0, []
@@ -180,8 +180,8 @@ def test_same_bits_alone_chunked_batched_and_at_any_number_of_threads(
 def test_threads_that_come_late_change_nothing(path: Path) -> None:
     """More threads than cores: some begin a step when it is over, or when the next one runs."""
     tokens = prompt(60)
-    alone = Runner(open_model(path, num_threads=1)).whole(tokens)
-    runner = Runner(open_model(path, num_threads=9))
+    alone = Runner(native_model(path, num_threads=1)).whole(tokens)
+    runner = Runner(native_model(path, num_threads=9))
     for _ in range(20):
         parts = [runner.step(Row(tokens, 0, 21))[0]]
         parts += [runner.step(Row(tokens, start, 1))[0] for start in range(21, 60)]
@@ -191,7 +191,7 @@ def test_threads_that_come_late_change_nothing(path: Path) -> None:
 @pytest.mark.parametrize("kv_type", library.KV_KINDS)
 def test_all_tiers_give_the_same_bits(path: Path, kv_type: str) -> None:
     results = {
-        Runner(open_model(path, tier=tier, kv_type=kv_type)).whole(prompt(70)).tobytes()
+        Runner(native_model(path, tier=tier, kv_type=kv_type)).whole(prompt(70)).tobytes()
         for tier in available_tiers()
     }
     assert len(results) == 1
@@ -199,7 +199,7 @@ def test_all_tiers_give_the_same_bits(path: Path, kv_type: str) -> None:
 
 @pytest.mark.parametrize("kv_type", library.KV_KINDS)
 def test_copied_blocks_hold_the_same_kv(path: Path, kv_type: str) -> None:
-    runner = Runner(open_model(path, kv_type=kv_type))
+    runner = Runner(native_model(path, kv_type=kv_type))
     tokens = prompt(80)
     whole = runner.whole(tokens)
     pairs = zip(runner.table[:5].tolist(), runner.table[20:25].tolist(), strict=True)
@@ -209,8 +209,8 @@ def test_copied_blocks_hold_the_same_kv(path: Path, kv_type: str) -> None:
 
 def test_8_bit_kv_stays_close_to_float32(path: Path) -> None:
     tokens = prompt(200)
-    exact = Runner(open_model(path)).whole(tokens)
-    ours = Runner(open_model(path, kv_type="int8")).whole(tokens)
+    exact = Runner(native_model(path)).whole(tokens)
+    ours = Runner(native_model(path, kv_type="int8")).whole(tokens)
     assert 0 < np.sqrt(np.mean((ours - exact) ** 2)) < 0.06 * exact.std()
 
 
@@ -219,7 +219,7 @@ def test_bad_activations_end_in_nan_for_their_row_only(tmp_path: Path, kv_type: 
     reference = tiny_model("llama", **WIDE)
     reference.model.embed_tokens.weight.data[5] = 1e25
     write_gguf(reference, tmp_path / "bad.gguf")
-    runner = Runner(open_model(tmp_path / "bad.gguf", kv_type=kv_type))
+    runner = Runner(native_model(tmp_path / "bad.gguf", kv_type=kv_type))
     good, bad = prompt(40, 1), [*prompt(20, 2), 5, *prompt(19, 3)]
     good = [token if token != 5 else 6 for token in good]
     alone = runner.whole(good)
@@ -232,7 +232,7 @@ def test_bad_activations_end_in_nan_for_their_row_only(tmp_path: Path, kv_type: 
 
 def test_positions_behind_the_window_need_no_block(tmp_path: Path) -> None:
     save_tiny_model("mistral-window", tmp_path, **WIDE)
-    runner = Runner(open_model(tmp_path))
+    runner = Runner(native_model(tmp_path))
     tokens = prompt(100)
     whole = runner.whole(tokens)
     runner.table[:5] = -1
@@ -241,7 +241,7 @@ def test_positions_behind_the_window_need_no_block(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_profile_has_the_time_of_every_phase_and_starts_again(path: Path, num_threads: int) -> None:
-    model = open_model(path, num_threads=num_threads)
+    model = native_model(path, num_threads=num_threads)
     begin = time.perf_counter()
     for _ in range(3):
         Runner(model).whole(prompt(60))
@@ -255,7 +255,7 @@ def test_profile_has_the_time_of_every_phase_and_starts_again(path: Path, num_th
 
 
 def test_empty_batch_computes_nothing(path: Path) -> None:
-    model = open_model(path)
+    model = native_model(path)
     none = np.empty(0, dtype=np.int32)
     hidden = model.forward(
         token_ids=none, positions=none, row_starts=np.zeros(1), block_tables=np.empty((0, 0))
@@ -279,7 +279,7 @@ def test_indices_out_of_range_are_refused(path: Path, name: str, value: list[obj
         "row_starts": np.array([0, 2]),
         "block_tables": np.array([[0]]),
     }
-    model = open_model(path)
+    model = native_model(path)
     model.forward(**batch)
     with pytest.raises(KernelError, match="out of range"):
         model.forward(**{**batch, name: np.array(value)})
@@ -287,8 +287,8 @@ def test_indices_out_of_range_are_refused(path: Path, name: str, value: list[obj
 
 def test_unsupported_sizes_are_refused_with_a_reason(tmp_path: Path) -> None:
     save_tiny_model("llama-odd-sizes", tmp_path)
-    reason = refusal(load_config(tmp_path))
+    reason = refusal(open_model(tmp_path).config)
     assert reason is not None
     assert "no multiple of 32" in reason
     with pytest.raises(KernelError, match="no multiple of 32"):
-        open_model(tmp_path)
+        native_model(tmp_path)

@@ -21,7 +21,7 @@ from engine.cuda_graphs import bucket_sizes
 from engine.cuda_runner import CudaRunner, pieces
 from engine.gpu_linear import TritonLinear, convert_linears
 from engine.kv_memory import kv_bytes_per_token
-from engine.loading import LoadedModel
+from engine.loading import LoadedModel, open_model
 from engine.torch_engine import TorchEngine
 from scheduler.types import KVCapacity, Request, SamplingParams
 from server.config import DEFAULT_LIMITS, EngineConfig
@@ -334,7 +334,7 @@ def test_server_builds_the_fused_engine_and_it_gives_the_reference_tokens(
     )
     limits = replace(DEFAULT_LIMITS, max_running=2, max_step_tokens=32)
     start = Start(config, limits, model.config.vocab_size)
-    built = _build_cuda(start, model.config, "cpu", lambda *_: None)
+    built = _build_cuda(start, open_model(tmp_path), "cpu", lambda *_: None)
     request = Request("a", random_prompt(5, 1), 3, sampling=GREEDY)
     reference = make_engine(model, num_slots=2, max_model_len=64)
     assert serve(built.engine, [request]) == serve(reference, [request])

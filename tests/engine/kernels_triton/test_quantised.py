@@ -17,7 +17,7 @@ from engine.kernels.triton.gemm import dequantise, quantise_int4, quantise_int8
 from engine.kv_cache import KVCache
 from engine.kv_scales import MARGIN, calibrated_scales
 from engine.linear import make_linear
-from engine.loading import LoadedModel
+from engine.loading import LoadedModel, open_model
 from engine.torch_engine import TorchEngine, TorchRunner
 from scheduler.types import KVCapacity, Request
 from server.config import DEFAULT_LIMITS, EngineConfig
@@ -62,7 +62,7 @@ def build(model: LoadedModel, path: Path, **flags: object) -> Built:
     config = EngineConfig(model=str(path), kv_memory=1 << 20, max_model_len=64, **flags)
     limits = replace(DEFAULT_LIMITS, max_running=3, max_step_tokens=32)
     start = Start(config, limits, model.config.vocab_size)
-    return _build_cuda(start, model.config, "cpu", lambda *_: None)
+    return _build_cuda(start, open_model(path), "cpu", lambda *_: None)
 
 
 def twin(model: LoadedModel, form: str, kv_dtype: str) -> TorchEngine:
