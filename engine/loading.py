@@ -50,11 +50,6 @@ def open_model(path: Path) -> ModelFiles:
     return ModelFiles(path, from_gguf(file), file)
 
 
-def load_model(path: Path, *, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """`load_weights` of all that is at `path`, for its context length. Raises ModelFileError."""
-    return load_weights(open_model(path), dtype=dtype, device=device)
-
-
 def load_weights(
     files: ModelFiles,
     *,

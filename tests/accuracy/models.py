@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.cpu_count import usable_cores
-from engine.loading import load_model, open_model
+from engine.loading import load_weights, open_model
 from engine.native_cpu import NativeModel, NativeOptions
 from engine.native_runner import native_file
 
@@ -22,7 +22,7 @@ _BLOCK = 16
 
 def reference(path: Path) -> Logits:
     """fp32 throughout, plain attention without a cache."""
-    decoder = load_model(path, dtype=torch.float32, device=torch.device("cpu")).decoder
+    model = load_weights(open_model(path), dtype=torch.float32, device=torch.device("cpu"))
 
     def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -31,8 +31,8 @@ def reference(path: Path) -> Logits:
 
     @torch.inference_mode()
     def logits(token_ids: list[int]) -> NDArray[np.float32]:
-        hidden = decoder(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
-        return decoder.logits(hidden).numpy()
+        hidden = model.decoder(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
+        return model.decoder.logits(hidden).numpy()
 
     return logits
 

@@ -12,7 +12,7 @@ import torch
 
 from engine.default_model import find_default_model
 from engine.errors import ModelFileError
-from engine.loading import LoadedModel, load_model, open_model
+from engine.loading import LoadedModel, load_weights, open_model
 from engine.native_cpu import NativeOptions, refusal
 from engine.native_runner import load_native, native_engine, native_file
 from engine.torch_engine import TorchEngine
@@ -50,7 +50,7 @@ def default_model_path() -> Path:
 
 @functools.cache
 def _torch_model(path: Path) -> LoadedModel:
-    return load_model(path, dtype=torch.float32, device=CPU)
+    return load_weights(open_model(path), dtype=torch.float32, device=CPU)
 
 
 def make_engine(kind: str, *, num_blocks: int) -> Engine:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.decoder import Decoder
 from engine.default_model import find_default_model
-from engine.loading import LoadedModel, load_model
+from engine.loading import LoadedModel, load_weights, open_model
 from tests.support.default_model import transformers_model
 from tests.support.models import (
     FAMILIES,
@@ -30,7 +30,7 @@ KINDS = gguf.GGMLQuantizationType
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **options: int) -> LoadedModel:
-    return load_model(path, dtype=dtype, device=CPU, **options)
+    return load_weights(open_model(path), dtype=dtype, device=CPU, **options)
 
 
 def prompts(*lengths: int) -> list[list[int]]:

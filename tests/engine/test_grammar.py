@@ -12,7 +12,7 @@ import torch
 from engine.errors import NOTHING_LEFT
 from engine.grammar import GrammarCompiler, GrammarError, Vocabulary
 from engine.grammar_rows import GrammarRows
-from engine.loading import LoadedModel, load_model
+from engine.loading import LoadedModel, load_weights, open_model
 from engine.torch_engine import TorchEngine
 from scheduler.types import Admission, FinishReason, KVCapacity, Request, SamplingParams
 from tests.engine.test_torch_engine import GREEDY, random_prompt, serve
@@ -42,7 +42,7 @@ OPEN_END = lark("start: /[a-c]+/")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     directory = tmp_path_factory.mktemp("grammar")
     save_tiny_model("llama", directory)
-    return load_model(directory, dtype=torch.float32, device=CPU)
+    return load_weights(open_model(directory), dtype=torch.float32, device=CPU)
 
 
 def make_engine(model: LoadedModel, **changes: int) -> TorchEngine:

@@ -1,4 +1,4 @@
-"""load_model as its callers see it: which format a path is, lengths, devices and dtypes."""
+"""Opening and loading as callers see it: which format a path is, lengths, devices, dtypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.errors import ModelFileError
-from engine.loading import load_model, load_weights, open_model
+from engine.loading import load_weights, open_model
 from tests.support.models import dense_logits, save_tiny_model, tiny_model, write_gguf
 
 CPU = torch.device("cpu")
@@ -18,7 +18,8 @@ def test_config_alone_equals_that_of_the_model(tmp_path: Path) -> None:
     save_tiny_model("qwen2", tmp_path)
     write_gguf(tiny_model("qwen2"), tmp_path / "a.gguf")
     for path in (tmp_path, tmp_path / "a.gguf"):
-        assert open_model(path).config == load_model(path, dtype=torch.float32, device=CPU).config
+        files = open_model(path)
+        assert load_weights(files, dtype=torch.float32, device=CPU).config == files.config
 
 
 @pytest.mark.parametrize("max_model_len", [None, 10, 300])
@@ -35,13 +36,13 @@ def test_positions_reach_as_far_as_asked(max_model_len: int | None, tmp_path: Pa
 
 def test_path_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="no such file or directory"):
-        load_model(tmp_path / "none", dtype=torch.float32, device=CPU)
+        open_model(tmp_path / "none")
 
 
 def test_file_of_another_kind_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "model.txt").write_text("hello, this is text")
     with pytest.raises(ModelFileError, match="not a GGUF file"):
-        load_model(tmp_path / "model.txt", dtype=torch.float32, device=CPU)
+        open_model(tmp_path / "model.txt")
 
 
 @pytest.mark.gpu
@@ -50,8 +51,8 @@ def test_file_of_another_kind_is_one_line(tmp_path: Path) -> None:
 def test_cuda_gives_the_logits_of_the_cpu(family: str, tmp_path: Path) -> None:
     save_tiny_model(family, tmp_path)
     prompt = list(range(3, 40))
-    on_cpu = load_model(tmp_path, dtype=torch.float32, device=CPU)
-    on_cuda = load_model(tmp_path, dtype=torch.float32, device=torch.device("cuda"))
+    on_cpu = load_weights(open_model(tmp_path), dtype=torch.float32, device=CPU)
+    on_cuda = load_weights(open_model(tmp_path), dtype=torch.float32, device=torch.device("cuda"))
     assert all(buffer.is_cuda for buffer in on_cuda.decoder.buffers())
     difference = dense_logits(on_cuda, prompt).cpu() - dense_logits(on_cpu, prompt)
     assert difference.abs().max() < 1e-3

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu.library import available_tiers
-from engine.loading import load_model, open_model
+from engine.loading import load_weights, open_model
 from engine.native_cpu import NativeOptions
 from engine.native_runner import load_native, native_engine, native_file
 from engine.torch_engine import TorchEngine
@@ -53,7 +53,7 @@ def native(path: Path) -> Engine:
 
 
 def reference(path: Path) -> TorchEngine:
-    model = load_model(path, dtype=torch.float32, device=CPU)
+    model = load_weights(open_model(path), dtype=torch.float32, device=CPU)
     return TorchEngine(model, device=CPU, dtype=torch.float32, capacity=CAPACITY)
 
 

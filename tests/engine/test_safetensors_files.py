@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelFileError
-from engine.loading import LoadedModel, load_model
+from engine.loading import LoadedModel, load_weights, open_model
 from engine.safetensors_files import SafetensorsFile
 from tests.support.models import dense_logits, reference_logits, save_tiny_model, tiny_model
 
 
 def load(path: Path) -> LoadedModel:
-    return load_model(path, dtype=torch.float32, device=torch.device("cpu"))
+    return load_weights(open_model(path), dtype=torch.float32, device=torch.device("cpu"))
 
 
 def refused(path: Path) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.loading import LoadedModel, load_model
+from engine.loading import LoadedModel, load_weights, open_model
 from engine.torch_engine import TorchEngine, TorchRunner
 from scheduler.limits import SchedulerLimits
 from scheduler.loop import ServingLoop
@@ -42,7 +42,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 def load_tiny(family: str, directory: Path, **changes: object) -> LoadedModel:
     save_tiny_model(family, directory, **changes)
-    return load_model(directory, dtype=torch.float32, device=CPU)
+    return load_weights(open_model(directory), dtype=torch.float32, device=CPU)
 
 
 @pytest.fixture(scope="module")

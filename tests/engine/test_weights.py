@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.errors import ModelFileError
-from engine.loading import LoadedModel, load_model
+from engine.loading import LoadedModel, load_weights, open_model
 from tests.support.models import dense_logits, reference_logits, save_tiny_model, tiny_model
 from tests.support.models import write_gguf as write_gguf_model
 
@@ -22,7 +22,8 @@ INV_FREQ = "model.layers.0.self_attn.rotary_emb.inv_freq"
 
 
 def load(path: Path, **options: Any) -> LoadedModel:
-    return load_model(path, dtype=torch.float32, device=torch.device("cpu"), **options)
+    cpu = torch.device("cpu")
+    return load_weights(open_model(path), dtype=torch.float32, device=cpu, **options)
 
 
 def refused(path: Path) -> str:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.kernels.cpu.library import available_tiers
-from engine.loading import load_model, open_model
+from engine.loading import load_weights, open_model
 from engine.native_cpu import NativeOptions, refusal
 from engine.native_runner import load_native, native_engine, native_file
 from engine.step_engine import StepEngine
@@ -44,7 +44,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def torch_engine(path: Path, **changes: int) -> TorchEngine:
     capacity = replace(CAPACITY, **changes)
-    model = load_model(path, dtype=torch.float32, device=CPU)
+    model = load_weights(open_model(path), dtype=torch.float32, device=CPU)
     return TorchEngine(model, device=CPU, dtype=torch.float32, capacity=capacity)
 
 

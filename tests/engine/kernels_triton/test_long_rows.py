@@ -14,7 +14,7 @@ from engine.attention import flash3_serves, fused_attention
 from engine.cuda_engine import make_cuda_engine
 from engine.cuda_graphs import bucket_sizes
 from engine.kv_cache import KVCache
-from engine.loading import LoadedModel, load_model
+from engine.loading import LoadedModel, load_weights, open_model
 from scheduler.types import KVCapacity, Request
 from tests.engine.kernels_triton.test_cuda_engine import ReplayedWork, make_cuda_path, make_runner
 from tests.engine.test_attention import Shape
@@ -45,7 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
 def half(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     path = tmp_path_factory.mktemp("half")
     load_tiny("llama", path, num_hidden_layers=1)
-    return load_model(path, dtype=torch.float16, device=CPU)
+    return load_weights(open_model(path), dtype=torch.float16, device=CPU)
 
 
 def work() -> list[Request]:
