@@ -1,24 +1,29 @@
 """The HTTP/1.1 protocol of uvicorn with limits on the head of a request and on its patience.
 
 httptools collects a header for as long as it grows, and uvicorn gives a connection any time to
-send one. Here a head beyond the limit gets 431, one that does not arrive in time 408, and both
-connections are closed. Bodies are limited where they are read. Knows no routes.
+send one. Here a head beyond the limit gets 431, one that does not arrive in time 408, what is cut
+off or is no HTTP 400, each after the answers to what came before it, and the connection is closed.
+Bodies are limited where they are read. Knows no routes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.arrival import arrived_at
 from server.middleware import BODY_WRITER, RECEIVED
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGISendEvent
+    from uvicorn._types import ASGI3Application, ASGISendEvent
+
+log = logging.getLogger("paceline.http")
 
 # A new connection has this long to send its first head, a begun head to end.
 HEAD_SECONDS = 30.0
@@ -34,6 +39,7 @@ class Refusal(NamedTuple):
 
 _NOT_HTTP = Refusal(400, "Bad Request", "this is not an HTTP request", "bad_request")
 _NO_HOST = Refusal(400, "Bad Request", "an HTTP/1.1 request has one Host header", "bad_request")
+_CUT = Refusal(400, "Bad Request", "the request ends before its end", "bad_request")
 _LATE = Refusal(408, "Request Timeout", "the request did not arrive in time", "request_timeout")
 _LARGE_HEAD = Refusal(
     431,
@@ -94,8 +100,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     _head_bytes = 0  # received of a head that is not complete
     _headers_size = 0  # of complete headers
+    _in_head = False
     _in_body = False
     _refusal = _NOT_HTTP
+    _last_words: Refusal | None = None  # to be said once what came before has been answered
+    _running: RequestResponseCycle | None = None
+    _rereads_head = False
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -108,30 +118,73 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        # What it tells is the request that came last; the one that runs may be another.
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def eof_received(self) -> None:
+        """A client that closes its sending side is gone; one that was still speaking is told."""
+        if self._in_body or self._in_head:
+            self._refuse(_CUT)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._last_words is not None:
             return
         if not self._in_body:
-            if self._timer is None:
-                self._start_timer()
+            if not self._in_head:
+                data = data.lstrip(b"\r\n")  # some send it behind a body (RFC 9112, 2.2)
+                if not data:
+                    return
             self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(memoryview(data))
+        if self._in_head and self._timer is None:
+            self._start_timer()
         if not self._in_body and self._head_bytes > self.max_header_bytes:
             self._refuse(_LARGE_HEAD)
 
+    def _parse(self, rest: memoryview) -> None:
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as offer:
+                rest = rest[offer.args[0] :]
+                self._decline_upgrade()
+            except httptools.HttpParserError:
+                self._refuse(self._refusal)
+                return
+            else:
+                return
+
+    def _decline_upgrade(self) -> None:
+        """An offer to speak another protocol is passed over (RFC 9110, 7.8): Java's client makes it
+        with every request. The parser took it, so another one reads the rest of the request."""
+        about_body = (b"content-length", b"transfer-encoding")
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] in about_body]
+        self.parser = httptools.HttpRequestParser(self)
+        self._rereads_head = True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines))
+
     def on_message_begin(self) -> None:
+        if self._rereads_head:
+            return
         super().on_message_begin()
+        self._in_head = True
         self._headers_size = 0
         # What waits for its turn of the event loop is part of the request's time.
         arrived = arrived_at(self.transport.get_extra_info("socket"), time.monotonic())
         self.scope[RECEIVED] = arrived  # type: ignore[literal-required]
 
     def on_url(self, url: bytes) -> None:
+        if self._rereads_head:
+            return
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._rereads_head:
+            return
         self._count(len(name) + len(value))
         if len(self.headers) >= MAX_HEADERS:
             self._refusal = _LARGE_HEAD
@@ -139,11 +192,15 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._rereads_head:
+            self._rereads_head = False
+            self._in_body = self.cycle.more_body = True
+            return
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or (not num_hosts and self.parser.get_http_version() == "1.1"):
             self._refusal = _NO_HOST
             raise ValueError("no host, or several")  # RFC 9112, 3.2
-        self._in_body = True
+        self._in_head, self._in_body = False, True
         self._stop_timer()
         super().on_headers_complete()
         assert self.cycle is not None
@@ -156,9 +213,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        del msg  # ours says the same in the envelope
-        self._refuse(self._refusal)
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last and self._last_words is not None:
+            self._say(self._last_words)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _count(self, size: int) -> None:
         self._headers_size += size
@@ -176,26 +239,29 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _expire(self) -> None:
         self._timer = None
-        if self._head_bytes:
+        if self._in_head:
             self._refuse(_LATE)
         else:
             self.transport.close()
 
-    def _answer_on_its_way(self) -> bool:
-        """Whether the next bytes written belong to another request than the one that came last."""
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete:
-            return False
-        # A body that breaks off is the last request's own fault, and the first to be answered
-        # unless others are before it.
-        return cycle.response_started or bool(self.pipeline) or not self._in_body
-
     def _refuse(self, refusal: Refusal) -> None:
+        """The request that is being read cannot be: those before it are answered first."""
+        self._stop_timer()
+        self._in_head = False
+        if self._in_body and self.pipeline:
+            self.pipeline.popleft()  # itself; it has not begun
+            self._last_words = refusal
+        elif self._in_body and self.cycle.response_started:
+            self.transport.close()  # another answer would mix with its own
+        elif self._in_body or self.cycle is None or self.cycle.response_complete:
+            self._say(refusal)
+        else:
+            self._last_words = refusal
+
+    def _say(self, refusal: Refusal) -> None:
         if self.transport.is_closing():
             return
-        if self._answer_on_its_way():
-            self.transport.close()  # another answer would mix with it
-            return
+        log.debug("a connection is refused: %s", refusal.message)
         error: dict[str, Any] = {"message": refusal.message, "type": "invalid_request_error"}
         body = json.dumps({"error": {**error, "param": None, "code": refusal.code}}).encode()
         head = (

@@ -13,7 +13,15 @@ import uvicorn
 
 from server.http_limits import LimitedProtocol
 from server.serve import HttpServer, bind
-from tests.support.http_server import COMPLETIONS, TextEngine, connect, events, house, texts
+from tests.support.http_server import (
+    COMPLETIONS,
+    TextEngine,
+    connect,
+    events,
+    eventually,
+    house,
+    texts,
+)
 
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
 
@@ -181,5 +189,108 @@ def test_an_http_1_0_client_gets_no_chunks() -> None:
                 assert b"transfer-encoding" not in head
                 assert b"connection: close" in head
                 assert texts(events(text.decode())) == texts(events(chunked.text))
+
+    asyncio.run(check())
+
+
+def test_what_is_no_request_behind_one_is_refused_once_that_is_answered() -> None:
+    """A Content-Length that is too short: the rest of the body is no request."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"content-length: 3\r\n\r\nabcdef}")
+        first, rest = (await reader.read()).split(b"HTTP/1.1 400 ")
+        assert first.startswith(b"HTTP/1.1 200 ")
+        assert first.endswith(b"\r\n\r\n3")
+        assert b'"error"' in rest
+
+    run(talk)
+
+
+@pytest.mark.parametrize("begun", [b"content-length: 30\r\n\r\nabc", b"content-le"])
+def test_a_request_that_is_cut_off_is_told(begun: bytes) -> None:
+    """A Content-Length that is too long; a head without an end."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + begun)
+        writer.write_eof()
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"ends before its end" in answer
+
+    run(talk)
+
+
+def test_a_line_end_behind_a_body_is_no_request() -> None:
+    """RFC 9112, 2.2. It does not set the clock of a head either."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            writer.write(HEAD + b"content-length: 3\r\n\r\nabc")
+            assert (await reader.readuntil(b"\r\n\r\n3")).startswith(b"HTTP/1.1 200 ")
+            writer.write(b"\r\n")
+            await asyncio.sleep(2 * Quick.head_seconds)
+
+    run(talk)
+
+
+def test_a_head_that_begins_in_the_last_piece_of_a_body_goes_on() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"content-length: 6\r\n\r\nabc")
+        await asyncio.sleep(0.05)
+        writer.write(b"def" + HEAD.removesuffix(b"\r\n"))
+        assert (await reader.readuntil(b"\r\n\r\n6")).startswith(b"HTTP/1.1 200 ")
+        writer.write(b"\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
+
+    run(talk)
+
+
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+
+
+@pytest.mark.parametrize(
+    ("about_body", "body"),
+    [
+        (b"content-length: 3\r\n", b"abc"),
+        (b"transfer-encoding: chunked\r\n", b"3\r\nabc\r\n0\r\n\r\n"),
+        (b"", b""),
+    ],
+    ids=["length", "chunks", "no body"],
+)
+@pytest.mark.parametrize("is_split", [False, True])
+def test_an_offer_of_another_protocol_costs_no_body(
+    about_body: bytes, body: bytes, is_split: bool
+) -> None:
+    """vllm-project/vllm#57203, Kludex/uvicorn#2722: Java's client offers HTTP/2 every time."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = b"3" if body else b"0"
+        for _ in range(2):
+            writer.write(HEAD + H2C + about_body + b"\r\n")
+            for byte in body:
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.01 * is_split)
+            answer = await reader.readuntil(b"\r\n\r\n" + size)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+        writer.write((HEAD + H2C + about_body + b"\r\n" + body) * 3 + b"no request\r\n\r\n")
+        answers = await reader.read()
+        assert answers.count(b"HTTP/1.1 200 ") == answers.count(b"\r\n\r\n" + size) == 3
+        assert answers.count(b"HTTP/1.1 400 ") == 1
+
+    run(talk)
+
+
+def test_a_hang_up_ends_the_answer_that_runs_and_not_only_the_last_request() -> None:
+    """B017, with a second request behind the first on the same connection."""
+
+    async def check() -> None:
+        async with house(TextEngine(step_seconds=0.05), live=True) as server:
+            body = json.dumps({"prompt": "endless", "max_tokens": 4000}).encode()
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+            _, writer = await connect(server)
+            writer.write(2 * (head % len(body) + body))
+            await eventually(lambda: server.core.num_open == 1)
+            writer.close()
+            await eventually(lambda: server.core.num_open == 0)
 
     asyncio.run(check())
