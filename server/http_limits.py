@@ -200,9 +200,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if num_hosts > 1 or (not num_hosts and self.parser.get_http_version() == "1.1"):
             self._refusal = _NO_HOST
             raise ValueError("no host, or several")  # RFC 9112, 3.2
-        self._in_head, self._in_body = False, True
+        self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        self._in_body = True
         assert self.cycle is not None
         self.cycle.scope[BODY_WRITER] = ChunkWriter(self.cycle)  # type: ignore[literal-required]
         if self.parser.get_http_version() == "1.0":

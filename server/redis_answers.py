@@ -27,10 +27,9 @@ class RedisAnswers:
 
     async def get(self, key: bytes) -> CachedAnswer | None:
         try:
-            found = await self._link.get(name_of(_USE, key.hex()))
+            return await self._link.read(name_of(_USE, key.hex()), _DECODER)
         except RedisGone:
             return None
-        return None if found is None else _DECODER.decode(found)
 
     async def put(self, key: bytes, answer: CachedAnswer, ttl_seconds: float) -> None:
         if answer.size() > MAX_ANSWER_BYTES:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -38,6 +38,13 @@ def name_of(use: str, *parts: str) -> str:
     return f"{PREFIX}{use}:{digest}"
 
 
+T = TypeVar("T", covariant=True)
+
+
+class Decoder(Protocol[T]):
+    def decode(self, value: bytes, /) -> T: ...
+
+
 class RedisLink:
     """One for a server. A value holds its own name, and is not believed under another one.
 
@@ -62,6 +69,16 @@ class RedisLink:
         self._count_failure = count_failure
         self._quiet_until = -1.0
         self._is_down = False
+
+    async def read(self, name: str, decoder: Decoder[T]) -> T | None:
+        """What is there, unless it is damaged: that is as good as nothing."""
+        found = await self.get(name)
+        try:
+            return None if found is None else decoder.decode(found)
+        except msgspec.MsgspecError as error:
+            self._count_failure(_use(name))
+            log.warning("redis has a damaged value under %s: %s", name, str(error)[:200])
+            return None
 
     async def get(self, name: str) -> bytes | None:
         return self._opened(name, await self._call(name, lambda: self._redis.get(name)))
@@ -98,7 +115,7 @@ class RedisLink:
         await self._call(name, lambda: self._redis.set(name, whole, px=milliseconds, xx=xx))
 
     async def _call(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        use = name.removeprefix(PREFIX).partition(":")[0]
+        use = _use(name)
         if self._now() < self._quiet_until:
             self._count_failure(use)
             raise RedisGone
@@ -118,7 +135,7 @@ class RedisLink:
             return None
         own, _, value = whole.partition(b"\n")
         if own != name.encode():
-            self._fail(name.removeprefix(PREFIX).partition(":")[0], "a value of another name")
+            self._fail(_use(name), "a value of another name")
             raise RedisGone
         return value
 
@@ -129,6 +146,10 @@ class RedisLink:
         if not self._is_down:
             self._is_down = True
             log.warning("redis fails, so nothing is shared until it is back: %s", reason[:200])
+
+
+def _use(name: str) -> str:
+    return name.removeprefix(PREFIX).partition(":")[0]
 
 
 def _milliseconds(seconds: float) -> int:

@@ -49,14 +49,12 @@ class RedisResponses:
 
     async def get(self, key: Key) -> StoredResponse | None:
         with _told():
-            found = await self._link.get(_name(key))
-            if found is None:
+            stored = await self._link.read(_name(key), _DECODER)
+            if stored is None:
                 return None
-            stored = _DECODER.decode(found)
             if _is_made(stored) and await self._link.get(_lease(key)) is None:
                 # It may have been finished between the two looks.
-                found = await self._link.get(_name(key))
-                stored = stored if found is None else _DECODER.decode(found)
+                stored = await self._link.read(_name(key), _DECODER) or stored
                 if _is_made(stored):
                     lost = {**stored.body, "status": "failed", "error": _LOST}
                     return replace(stored, body=lost)

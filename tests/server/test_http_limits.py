@@ -106,9 +106,12 @@ def test_a_connection_that_says_nothing_is_closed() -> None:
     run(talk)
 
 
-def test_what_is_not_http_gets_400_in_the_envelope() -> None:
+@pytest.mark.parametrize(
+    "junk", [b"\x16\x03\x01 hello\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\n\r\n"]
+)
+def test_what_is_not_http_gets_400_in_the_envelope(junk: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+        writer.write(junk)
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b'"error"' in answer

@@ -294,6 +294,33 @@ def test_a_value_of_another_name_is_not_believed(redis: RedisServer) -> None:
     run(check)
 
 
+def test_a_damaged_value_is_as_good_as_none(redis: RedisServer) -> None:
+    async def damage(link: RedisLink) -> None:
+        names: Any = await link._redis.keys("*")
+        for name in names:
+            whole: Any = await link._redis.get(name)
+            await link._redis.set(name, whole[: len(whole) - 3])
+
+    async def check() -> None:
+        link = link_to(redis)
+        await link._redis.flushall()
+        config = ServerConfig(redis_url=redis.url)
+        async with house(TextEngine(SCRIPTS | {"greet": "Hello."}), config, live=True) as server:
+            assert result(await chat(server)) == "miss"
+            made = (await ask(server)).json()
+            await damage(link)
+            again = await chat(server)
+            assert again.status_code == 200
+            assert result(again) == "miss"
+            assert result(await chat(server)) == "hit"
+            found = await server.client.get(f"{RESPONSES}/{made['id']}")
+            assert found.status_code == 404
+            assert await server.metric("paceline_redis_failures_total", use="responses") == 1
+        await link.close()
+
+    run(check)
+
+
 @pytest.mark.parametrize("url", ["http://x", "localhost", ""])
 def test_an_address_of_something_else_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--redis-url"):
