@@ -70,6 +70,7 @@ def create_app(
     *,
     body_timeout_seconds: float = BODY_TIMEOUT_SECONDS,
     tracing: Tracing | None = None,
+    grammars: GrammarChecks | None = None,
 ) -> FastAPI:
     """The ASGI application of one server. It does not own the core; it only asks it."""
     if config.otel and tracing is None:
@@ -96,7 +97,7 @@ def create_app(
         metrics=metrics,
         recorder=recorder,
         workers=Workers(),
-        grammars=GrammarChecks(tokenizer),
+        grammars=grammars or GrammarChecks(tokenizer),
         answers=shared.answers,
         body_timeout_seconds=body_timeout_seconds,
     )

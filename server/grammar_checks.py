@@ -7,6 +7,7 @@ Knows no fields.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,10 @@ class GrammarChecks:
         self._num_open = 0
         # By digest: why a grammar is refused, or "".
         self._known: OrderedDict[bytes, str] = OrderedDict()
+
+    def start(self) -> None:
+        """Begins to start the child, so that the first grammar need not wait for it."""
+        self._pool.submit(self._start)
 
     async def check(self, grammar: Grammar, spec: bytes) -> None:
         """`spec` is what the grammar makes, and what the core will get.
@@ -75,14 +80,22 @@ class GrammarChecks:
 
     def _try_out(self, grammar: Grammar) -> str:
         try:
-            if self._process is None:
-                self._process = GrammarProcess(
-                    _vocabulary_of(self._tokenizer), max_seconds=self._max_seconds
-                )
-            self._process.check(grammar)
+            self._child().check(grammar)
         except GrammarError as error:
             return str(error)
         return ""
+
+    def _start(self) -> None:
+        """What cannot be started now is the next grammar's to find out."""
+        with contextlib.suppress(GrammarError, OSError):
+            self._child().start()
+
+    def _child(self) -> GrammarProcess:
+        if self._process is None:
+            self._process = GrammarProcess(
+                _vocabulary_of(self._tokenizer), max_seconds=self._max_seconds
+            )
+        return self._process
 
 
 def _vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:

@@ -1,7 +1,7 @@
 """The parent's side of grammar_worker.py: one child, one grammar at a time, limits that hold.
 
-The child is started on first use and again after a limit has ended it, so no failure outlives its
-request. Knows no HTTP.
+The child is started by `start` or on first use, and again after a limit has ended it, so no failure
+outlives its request. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ class GrammarProcess:
     def pid(self) -> int | None:
         """Of the child, where there is one."""
         return None if self._child is None else self._child.pid
+
+    def start(self) -> None:
+        """Start the child before it is needed. Raises GrammarError or OSError."""
+        with self._lock:
+            self._running()
 
     def check(self, grammar: Grammar) -> None:
         """Raises GrammarError, in one line, for a grammar that cannot be served."""

@@ -28,6 +28,7 @@ from server.banner import LoadProgress, banner_console, print_banner, url_of
 from server.config import ConfigError, Settings
 from server.core_client import CoreClient
 from server.early_core import EarlyCore, Spawn, spawn_core
+from server.grammar_checks import GrammarChecks
 from server.http_limits import LimitedProtocol
 from server.logs import configure_logging
 from server.process_watch import raise_descriptor_limit
@@ -159,6 +160,7 @@ class ServerLife:
         self._listener = listener
         self._tokenizer = tokenizer
         self._client = CoreClient()
+        self._grammars = GrammarChecks(tokenizer)
         start = Start(
             settings.engine,
             settings.limits,
@@ -203,6 +205,7 @@ class ServerLife:
         with contextlib.suppress(OSError):  # a full disk must not end what could serve
             progress.close()
             print_banner(banner_console(), info, self._config, url)
+        self._grammars.start()
         # The next core, if this one dies, is a matter for the log.
         self._client.on_loading = lambda _loading: None
         self._client.on_ready = lambda _info: log.warning("the engine is ready again")
@@ -245,7 +248,7 @@ class ServerLife:
 
         return HttpServer(
             uvicorn.Config(
-                create_app(self._client, self._tokenizer, self._config),
+                create_app(self._client, self._tokenizer, self._config, grammars=self._grammars),
                 http=Protocol,
                 ws="none",
                 log_config=None,

@@ -245,3 +245,16 @@ def test_a_flood_of_headers_is_refused_and_others_are_served() -> None:
         long_path = client.get("/health?" + "a" * 20_000)
         assert long_path.status_code == 431
         assert long_path.json()["error"]["code"] == "headers_too_large"
+
+
+def test_the_child_for_grammars_is_there_before_the_first_grammar_and_ends_with_us() -> None:
+    def checkers(process: subprocess.Popen[str]) -> list[int]:
+        children = psutil.Process(process.pid).children()
+        return [child.pid for child in children if "grammar_worker" in " ".join(child.cmdline())]
+
+    with running_server("ready") as (process, _client):
+        poll(lambda: len(checkers(process)) == 1)
+        (checker,) = checkers(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        poll(lambda: is_gone(checker))
