@@ -21,8 +21,8 @@ from engine.cuda_memory import (
     plan_memory,
 )
 from engine.cuda_runner import CudaRunner
-from engine.decoder import Decoder
-from engine.gpu_linear import convert_linears, refusal
+from engine.decoder import Decoder, DecoderLayer
+from engine.gpu_linear import convert_head, convert_layer, refusal
 from engine.grammar import GrammarCompiler
 from engine.kernels.triton.penalties import penalise
 from engine.kernels.triton.sampling import draw
@@ -55,10 +55,15 @@ class Prepared:
     dtype: torch.dtype  # of activations
     kv_dtype: torch.dtype
 
-    def apply(self, decoder: Decoder) -> Tensor | None:
-        """Convert the products; the scales of the KV, if it needs any."""
+    def change(self, layer: DecoderLayer) -> None:
+        """Convert the products of a layer that was just read; see engine.loading."""
         if self.scheme is not None:
-            convert_linears(decoder, self.scheme, dtype=self.dtype)
+            convert_layer(layer, self.scheme, dtype=self.dtype)
+
+    def finish(self, decoder: Decoder) -> Tensor | None:
+        """Convert what is left of changed layers' model; the scales of the KV, if it needs any."""
+        if self.scheme is not None:
+            convert_head(decoder, self.scheme, dtype=self.dtype)
             release_memory(decoder.embedding.device)
         if self.kv_dtype is not torch.float8_e4m3fn:
             return None

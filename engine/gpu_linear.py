@@ -46,9 +46,14 @@ class Float8Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        scale = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / FP8_MAX
-        self.register_buffer("weight", (weight.float() / scale).to(torch.float8_e4m3fn))
-        self.register_buffer("scale", scale.t().contiguous())  # [1, outputs]
+        stored = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+        scales = weight.new_empty((len(weight), 1), dtype=torch.float32)
+        for rows in gemm.row_pieces(weight):
+            exact = weight[rows].float()
+            scales[rows] = exact.abs().amax(1, keepdim=True).clamp(min=1e-12) / FP8_MAX
+            stored[rows] = (exact / scales[rows]).to(torch.float8_e4m3fn)
+        self.register_buffer("weight", stored)
+        self.register_buffer("scale", scales.t().contiguous())  # [1, outputs]
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [rows, inputs] -> [rows, outputs]
@@ -128,16 +133,24 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def convert_linears(decoder: Decoder, scheme: str, *, dtype: torch.dtype) -> None:
-    """Replace the products of all layers, and of the head where that is exact.
-
-    `dtype` is that of the activations, for linears whose weight is kept in another form. The head
-    of a quantised model stays as it is: it decides the tokens.
-    """
-    make = SCHEMES[scheme]
+    """Replace the products of all layers and of the head, as the two below do."""
     for layer in decoder.layers:
         assert isinstance(layer, DecoderLayer)
-        for name in PRODUCTS:
-            setattr(layer, name, _converted(getattr(layer, name), make, dtype))
+        convert_layer(layer, scheme, dtype=dtype)
+    convert_head(decoder, scheme, dtype=dtype)
+
+
+def convert_layer(layer: DecoderLayer, scheme: str, *, dtype: torch.dtype) -> None:
+    """Replace its products, one after the other.
+
+    `dtype` is that of the activations, for linears whose weight is kept in another form.
+    """
+    for name in PRODUCTS:
+        setattr(layer, name, _converted(getattr(layer, name), SCHEMES[scheme], dtype))
+
+
+def convert_head(decoder: Decoder, scheme: str, *, dtype: torch.dtype) -> None:
+    """Where that is exact. The head of a quantised model stays as it is: it decides the tokens."""
     if scheme.endswith("invariant"):
         exact = SCHEMES["invariant"]
         decoder.head = _converted(decoder.head, exact, dtype)

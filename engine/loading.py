@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.decoder import Decoder
-    from engine.weights import Progress, WeightSource
+    from engine.weights import LayerChange, Progress, WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,13 @@ def load_weights(
     device: torch.device,
     progress: Progress | None = None,
     max_model_len: int | None = None,
+    change: LayerChange | None = None,
 ) -> LoadedModel:
     """The weights of open files.
 
     `max_model_len` is the longest sequence to be served (default: the model's context length).
+    `change` is done to each layer before the next is read: quantised, they never all lie on the
+    device in their first form.
     Raises ModelFileError, one line, for anything wrong with the files.
     """
     from engine.gguf_weights import GGUFWeights
@@ -73,6 +76,6 @@ def load_weights(
         source = SafetensorsWeights(files.path)
     else:
         source = GGUFWeights(files.gguf, config)
-    options = LoadOptions(dtype, device, max_model_len or config.context_length)
+    options = LoadOptions(dtype, device, max_model_len or config.context_length, change)
     decoder, warnings = load_decoder(config, source, options, progress)
     return LoadedModel(config, decoder, tuple(warnings))

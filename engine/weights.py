@@ -27,6 +27,7 @@ from engine.parameters import (
 )
 
 Progress = Callable[[int, int], None]  # (bytes read so far, bytes in all)
+LayerChange = Callable[[DecoderLayer], None]
 
 
 class WeightSource(ParameterSource, Protocol):
@@ -41,6 +42,7 @@ class LoadOptions:
     dtype: torch.dtype
     device: torch.device
     max_positions: int
+    change: LayerChange | None = None  # of each layer, before the next is read
 
 
 def load_decoder(
@@ -70,14 +72,14 @@ def load_decoder(
         return tensor
 
     embedding = take(EMBEDDING)
-    layers = [
-        DecoderLayer(
-            config,
-            index,
-            {name: take(f"model.layers.{index}.{name}") for name in layer_shapes(config)},
-        )
-        for index in range(config.num_layers)
-    ]
+    layers = []
+    for index in range(config.num_layers):
+        weights = {name: take(f"model.layers.{index}.{name}") for name in layer_shapes(config)}
+        layer = DecoderLayer(config, index, weights)
+        del weights  # the products are copies, so the device had both
+        if options.change is not None:
+            options.change(layer)
+        layers.append(layer)
     norm = take(NORM)
     head = None if config.tie_word_embeddings else take(HEAD)
     if head is None and HEAD in set(source.names()):

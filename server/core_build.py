@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from engine.native_runner import NativeRunner
     from engine.step_engine import StepEngine
     from engine.torch_engine import TorchEngine
+    from engine.weights import LayerChange
 
 log = logging.getLogger("paceline.core")
 
@@ -344,8 +345,8 @@ def _build_cuda(start: Start, files: ModelFiles, device: str, report: Report) ->
         prepared = prepare(model, dtype, device, kv_dtype=config.kv_dtype, **forms)
     except ValueError as error:
         raise ModelFileError(str(error)) from None
-    loaded, _ = _load_weights(start, files, device, report)
-    kv_scales = prepared.apply(loaded.decoder)
+    loaded, _ = _load_weights(start, files, device, report, prepared.change)
+    kv_scales = prepared.finish(loaded.decoder)
     kv_dtype = prepared.kv_dtype
     capacity, formula = size_cache(model, config, start.limits, device, kv_dtype)
     grammars = _grammars(start, model)
@@ -380,7 +381,11 @@ def _build_cuda(start: Start, files: ModelFiles, device: str, report: Report) ->
 
 
 def _load_weights(
-    start: Start, files: ModelFiles, device: str, report: Report
+    start: Start,
+    files: ModelFiles,
+    device: str,
+    report: Report,
+    change: LayerChange | None = None,
 ) -> tuple[LoadedModel, torch.dtype]:
     import torch
 
@@ -393,6 +398,7 @@ def _load_weights(
         device=torch.device(device),
         progress=lambda done, total: report("loading weights", done, total),
         max_model_len=start.config.max_model_len,
+        change=change,
     )
     for warning in loaded.warnings:
         log.warning("%s", warning)

@@ -31,6 +31,7 @@ SPLIT_UP_TO = 256  # rows; beyond them tiles of rows fill the device
 WANTED_PROGRAMS = 264  # two for each multiprocessor of an H200
 MAX_CHUNKS = 8
 WARPS, STAGES = 8, 4  # with these every form compiles for sm_90 without spills
+PIECE = 1 << 23  # elements of a weight that are quantised at once
 
 
 @triton.jit
@@ -249,11 +250,20 @@ def dense(weight: Tensor) -> Weight:
     return Weight(weight, weight.shape[1], 16)
 
 
+def row_pieces(weight: Tensor) -> list[slice]:
+    """Its rows in pieces, each quantised alone: float32 copies of a whole weight would be large."""
+    size = max(1, PIECE // weight.shape[1])
+    return [slice(begin, begin + size) for begin in range(0, len(weight), size)]
+
+
 def quantise_int8(weight: Tensor) -> Weight:
     """Symmetric, one scale an output channel; weight [outputs, inputs] of a float type."""
-    exact = weight.float()
-    scale = exact.abs().amax(1).clamp(min=1e-30) / 127
-    data = (exact / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
+    scale = weight.new_empty(len(weight), dtype=torch.float32)
+    data = torch.empty_like(weight, dtype=torch.int8)
+    for rows in row_pieces(weight):
+        exact = weight[rows].float()
+        scale[rows] = exact.abs().amax(1).clamp(min=1e-30) / 127
+        data[rows] = (exact / scale[rows, None]).round().clamp(-127, 127).to(torch.int8)
     return Weight(data, weight.shape[1], 8, scale)
 
 
@@ -263,15 +273,19 @@ def quantise_int4(weight: Tensor) -> Weight:
     group = next((size for size in (128, 64, 32) if inputs % size == 0), None)
     if group is None:
         raise ValueError(f"{inputs} inputs are no multiple of 32, which int4 weights need")
-    groups = weight.float().view(outputs, inputs // group, group)
-    lowest = groups.amin(2, keepdim=True).clamp(max=0)
-    scale = ((groups.amax(2, keepdim=True).clamp(min=0) - lowest) / 15).clamp(min=1e-30)
-    zero = (-lowest / scale).round()
-    nibbles = ((groups / scale).round() + zero).clamp(0, 15).to(torch.uint8)
-    low, high = nibbles.chunk(2, dim=2)
-    packed = (low | (high << 4)).reshape(outputs, inputs // 2).contiguous()
-    columns = (scale[:, :, 0].contiguous(), zero[:, :, 0].contiguous())
-    return Weight(packed, inputs, 4, *columns, group)
+    packed = weight.new_empty((outputs, inputs // 2), dtype=torch.uint8)
+    scales = weight.new_empty((outputs, inputs // group), dtype=torch.float32)
+    zeros = torch.empty_like(scales)
+    for rows in row_pieces(weight):
+        groups = weight[rows].float().view(-1, inputs // group, group)
+        lowest = groups.amin(2, keepdim=True).clamp(max=0)
+        scale = ((groups.amax(2, keepdim=True).clamp(min=0) - lowest) / 15).clamp(min=1e-30)
+        zero = (-lowest / scale).round()
+        nibbles = ((groups / scale).round() + zero).clamp(0, 15).to(torch.uint8)
+        low, high = nibbles.chunk(2, dim=2)
+        packed[rows] = (low | (high << 4)).flatten(1)
+        scales[rows], zeros[rows] = scale[:, :, 0], zero[:, :, 0]
+    return Weight(packed, inputs, 4, scales, zeros, group)
 
 
 def dequantise(weight: Weight) -> Tensor:
