@@ -5,6 +5,8 @@ tokens are taken one by one, so merging events cannot matter. Knows no HTTP and 
 
     token ids -> detokenizer -> stop strings -> text        entry of a token goes out with the
               -> entries -----------------------^           first character of its token
+
+Thoughts pass by the stop strings: these are about what the client shows as the answer.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class TextRules:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False
-    thinking: Thinking | None = None  # tokens of thought are counted
+    thinking: Thinking | None = None  # tokens of thought are counted, and no stop string is theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class Choice:
         self._entries: deque[Entry] = deque()
         self._saw_stop_token = False
         self._thoughts = None if rules.thinking is None else ThoughtSplitter(rules.thinking)
+        # Pieces that may be thoughts or answer, and whether a stop string could count there.
+        self._undecided: list[tuple[str, bool]] = []
 
     def add(self, event: Tokens) -> Delta:
         if self.finish_reason is not None:
@@ -120,11 +124,12 @@ class Choice:
     def end(self, event: Finished) -> Delta:
         if self.finish_reason is not None:
             return Delta()
-        shown, stop = self._stops.feed(self._decode_rest(), may_stop=self._may_stop())
-        if stop is None:
+        shown = self._watched(self._decode_rest())
+        if self._undecided:
+            shown += self._decided(sum(len(text) for text, _ in self._undecided))
+        if self.finish_reason is None:
             shown += self._stops.flush()
-        self._stop = stop
-        self.finish_reason = event.reason if stop is None else FinishReason.STOP
+            self.finish_reason = event.reason
         return self._delta(shown)
 
     def _take(self, token_id: int, logprobs: TokenLogprobs | None) -> str:
@@ -136,24 +141,48 @@ class Choice:
         if logprobs is not None:
             self._entries.append(Entry(token_id, self._start + self._decoded, logprobs))
         decoded = self._detokenizer.add((token_id,))
-        if self._thoughts is not None:
-            self._count_thought(self._thoughts, decoded)
-        if not decoded:
-            return ""
         self._decoded += len(decoded)
+        if self._thoughts is None:
+            return self._cut_at_stop(decoded)
+        # The markers count as thoughts.
+        was_thinking = self._thoughts.is_thinking
+        shown = self._watched(decoded)
+        self.num_reasoning_tokens += was_thinking or self._thoughts.is_thinking
+        return shown
+
+    def _watched(self, text: str) -> str:
+        """What of the text may be shown, where thoughts may be part of it."""
+        if self._thoughts is None or self._thoughts.is_answering:
+            return self._cut_at_stop(text)
+        _, answer = self._thoughts.feed(text)
         if not self._rules.stops:
-            return decoded
-        shown, stop = self._stops.feed(decoded, may_stop=self._may_stop())
+            return text
+        self._undecided.append((text, self._may_stop()))
+        if self._thoughts.is_undecided:
+            return ""
+        return self._decided(len(answer))
+
+    def _decided(self, size: int) -> str:
+        """The last `size` characters of what was undecided are of the answer."""
+        shown = ""
+        pieces, self._undecided = self._undecided, []
+        passed = sum(len(text) for text, _ in pieces) - size
+        for text, may_stop in pieces:
+            shown += text[:passed] + self._cut_at_stop(text[passed:], may_stop)
+            passed = max(0, passed - len(text))
+            if self.finish_reason is not None:
+                break
+        return shown
+
+    def _cut_at_stop(self, text: str, may_stop: bool | None = None) -> str:
+        if not self._rules.stops or not text:
+            return text
+        may_stop = self._may_stop() if may_stop is None else may_stop
+        shown, stop = self._stops.feed(text, may_stop=may_stop)
         if stop is not None:
             self._stop = stop
             self.finish_reason = FinishReason.STOP
         return shown
-
-    def _count_thought(self, thoughts: ThoughtSplitter, decoded: str) -> None:
-        """The markers count as thoughts."""
-        was_thinking = thoughts.is_thinking
-        thoughts.feed(decoded)
-        self.num_reasoning_tokens += was_thinking or thoughts.is_thinking
 
     def _may_stop(self) -> bool:
         return self.num_tokens > self._rules.min_tokens

@@ -40,6 +40,15 @@ class ThoughtSplitter:
     def is_thinking(self) -> bool:
         return self._state is _State.THINKING
 
+    @property
+    def is_undecided(self) -> bool:
+        """What came so far may be thoughts or answer; `feed` tells it as a whole then."""
+        return self._state is _State.START
+
+    @property
+    def is_answering(self) -> bool:
+        return self._state is _State.ANSWER
+
     def feed(self, text: str) -> tuple[str, str]:
         if self._state is _State.ANSWER:
             return "", text

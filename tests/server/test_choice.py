@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scheduler.types import Finished, FinishReason, TokenLogprobs, Tokens
 from server.choice import Choice, Echo, TextRules
 from server.logprobs import Entry
+from server.reasoning import Thinking
 from tests.support.http_server import shared_tokenizer
 from tests.support.tokenizers import EOS, IM_END
 
@@ -143,3 +144,46 @@ def test_delta_of_nothing_is_empty() -> None:
     assert not choice.add(Tokens("r", (0x9F, 0x98)))
     delta: Any = choice.add(Tokens("r", (0x80, 97)))
     assert delta.text == "😀a"
+
+
+thoughtful = st.lists(
+    st.sampled_from(["<think>", "</think>", "<th", "ink>", "\n", "a", "b", "ab", "</", "!"]),
+    max_size=14,
+)
+
+
+def by_definition(text: str, ends: list[int], rule: TextRules, thinking: Thinking) -> str:
+    """Where the answer begins, and then the stop string that is complete first in it."""
+    rest, begin = text.lstrip(), 0
+    if thinking.is_open or rest.startswith("<think>"):
+        opened = 0 if thinking.is_open else text.index("<think>") + len("<think>")
+        closed = text.find("</think>", opened)
+        if closed < 0:
+            return text
+        begin = closed + len("</think>")
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+    for end in range(begin + 1, len(text) + 1):
+        number = next(index for index, last in enumerate(ends, 1) if end <= last)
+        stops = [stop for stop in rule.stops if text[begin:end].endswith(stop)]
+        if stops and number > rule.min_tokens:
+            return text[: end - max(map(len, stops))]
+    return text
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    thoughtful,
+    st.sets(st.sampled_from(["\n", "ab", "<th", "b!", "</think>", "\na"]), min_size=1, max_size=3),
+    st.integers(0, 20),
+    st.booleans(),
+)
+def test_stop_strings_are_those_of_the_answer_and_not_of_the_thoughts(
+    pieces: list[str], stops: set[str], min_tokens: int, is_open: bool
+) -> None:
+    """vllm-project/vllm#38499, sgl-project/sglang#40529: cut thoughts leave no answer at all."""
+    thinking = Thinking(is_open)
+    rule = TextRules(tuple(sorted(stops)), min_tokens=min_tokens, thinking=thinking)
+    text = "".join(pieces)
+    ends = list(range(1, len(text) + 1))  # a token is a byte here
+    shown = play(list(text.encode()), rule, set(), None, skip=True)
+    assert shown.text == by_definition(text, ends, rule, thinking)
