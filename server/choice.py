@@ -6,7 +6,7 @@ tokens are taken one by one, so merging events cannot matter. Knows no HTTP and 
     token ids -> detokenizer -> stop strings -> text        entry of a token goes out with the
               -> entries -----------------------^           first character of its token
 
-Thoughts pass by the stop strings: these are about what the client shows as the answer.
+Thoughts and calls pass by the stop strings: these are about what is shown as the answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from scheduler.types import Finished, FinishReason, TokenLogprobs, Tokens
 from server.logprobs import Entry
-from server.reasoning import Thinking, ThoughtSplitter
+from server.reading import AS_IT_IS, ContentFinder, Reading
 from server.stop_strings import StopStrings
 
 
@@ -40,7 +40,7 @@ class TextRules:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False
-    thinking: Thinking | None = None  # tokens of thought are counted, and no stop string is theirs
+    reading: Reading = AS_IT_IS  # tokens of thought are counted; stop strings are of the content
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,9 @@ class Choice:
         self._shown = 0  # of these, characters given out
         self._entries: deque[Entry] = deque()
         self._saw_stop_token = False
-        self._thoughts = None if rules.thinking is None else ThoughtSplitter(rules.thinking)
-        # Pieces that may be thoughts or answer, and whether a stop string could count there.
+        reading = rules.reading if rules.stops else Reading(rules.reading.thinking)
+        self._finder = None if reading == AS_IT_IS else ContentFinder(reading)
+        # Pieces that may be content, and whether a stop string could count there.
         self._undecided: list[tuple[str, bool]] = []
 
     def add(self, event: Tokens) -> Delta:
@@ -125,8 +126,8 @@ class Choice:
         if self.finish_reason is not None:
             return Delta()
         shown = self._watched(self._decode_rest())
-        if self._undecided:
-            shown += self._decided(sum(len(text) for text, _ in self._undecided))
+        if self._finder is not None and self._rules.stops:
+            shown += self._decided(self._finder.finish())
         if self.finish_reason is None:
             shown += self._stops.flush()
             self.finish_reason = event.reason
@@ -142,36 +143,35 @@ class Choice:
             self._entries.append(Entry(token_id, self._start + self._decoded, logprobs))
         decoded = self._detokenizer.add((token_id,))
         self._decoded += len(decoded)
-        if self._thoughts is None:
+        if self._finder is None:
             return self._cut_at_stop(decoded)
         # The markers count as thoughts.
-        was_thinking = self._thoughts.is_thinking
+        was_thinking = self._finder.is_thinking
         shown = self._watched(decoded)
-        self.num_reasoning_tokens += was_thinking or self._thoughts.is_thinking
+        self.num_reasoning_tokens += was_thinking or self._finder.is_thinking
         return shown
 
     def _watched(self, text: str) -> str:
-        """What of the text may be shown, where thoughts may be part of it."""
-        if self._thoughts is None or self._thoughts.is_answering:
+        """What of the text may be shown, where not all of it is content."""
+        if self._finder is None:
             return self._cut_at_stop(text)
-        _, answer = self._thoughts.feed(text)
+        decided = self._finder.feed(text)
         if not self._rules.stops:
             return text
         self._undecided.append((text, self._may_stop()))
-        if self._thoughts.is_undecided:
-            return ""
-        return self._decided(len(answer))
+        return self._decided(decided)
 
-    def _decided(self, size: int) -> str:
-        """The last `size` characters of what was undecided are of the answer."""
+    def _decided(self, counts: list[int]) -> str:
+        """The beginning of what was undecided: passed by and content in turns."""
         shown = ""
-        pieces, self._undecided = self._undecided, []
-        passed = sum(len(text) for text, _ in pieces) - size
-        for text, may_stop in pieces:
-            shown += text[:passed] + self._cut_at_stop(text[passed:], may_stop)
-            passed = max(0, passed - len(text))
-            if self.finish_reason is not None:
-                break
+        for number, count in enumerate(counts):
+            while count and self.finish_reason is None:
+                text, may_stop = self._undecided.pop(0)
+                if count < len(text):
+                    self._undecided.insert(0, (text[count:], may_stop))
+                part = text[:count]
+                shown += self._cut_at_stop(part, may_stop) if number % 2 else part
+                count -= len(part)
         return shown
 
     def _cut_at_stop(self, text: str, may_stop: bool | None = None) -> str:

@@ -13,7 +13,7 @@ from server.errors import InvalidRequest
 from server.generation import PromptGroup
 from server.grammar_text import Grammar
 from server.logprobs import TokenNames
-from server.reading import Reading
+from server.reading import AS_IT_IS, Reading
 from server.requests import (
     RequestOrigin,
     TokenLimits,
@@ -122,7 +122,7 @@ def make_group(
         min_tokens=fields.min_tokens,
         stop_token_ids=stops,
         logprobs=logprobs.generated is not None,
-        thinking=None if reading is None else reading.thinking,
+        reading=reading or AS_IT_IS,
     )
     hides_special = fields.skip_special_tokens and not shows_special
     detokenizer = model.tokenizer.detokenizer

@@ -32,16 +32,70 @@ class Reading:
     form: ToolFormat | None = None
 
 
+AS_IT_IS = Reading()
+
+
+def _call_reader(reading: Reading) -> CallReader | PythonicReader | None:
+    if reading.form is None or reading.tools is None:
+        return None
+    names = [tool.name for tool in reading.tools.callable]
+    return (PythonicReader if reading.form.is_pythonic else CallReader)(reading.form, names)
+
+
+class ContentFinder:
+    """Where in an answer's text its content is, which is all that a stop string may end.
+
+    Thoughts come before it; with the first call it is over. Call `feed` for all text and `finish`
+    once: how many characters are (certain by then) passed by, and how many are content, in turns.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._splitter = None if reading.thinking is None else ThoughtSplitter(reading.thinking)
+        self._calls = _call_reader(reading)
+        self._num_undecided = 0
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._splitter is not None and self._splitter.is_thinking
+
+    def feed(self, text: str) -> list[int]:
+        self._num_undecided += len(text)
+        passed = 0
+        if self._splitter is not None and not self._splitter.is_answering:
+            _, text = self._splitter.feed(text)
+            if self._splitter.is_undecided:
+                return []
+            passed = self._take(self._num_undecided - len(text))
+        if self._calls is None:
+            return [passed, self._take(self._num_undecided)]
+        content = self._take(self._num_content(self._calls, text))
+        return [passed, content, self._take(self._num_undecided) if self._calls.num_calls else 0]
+
+    def finish(self) -> list[int]:
+        return [0, self._take(self._num_undecided)]
+
+    def _num_content(self, calls: CallReader | PythonicReader, text: str) -> int:
+        """Of the undecided characters, which `text` is the end of."""
+        count = 0
+        before = self._num_undecided - len(text)
+        for end, character in enumerate(text, before + 1):
+            if not calls.num_calls:
+                calls.feed(character)
+            if not calls.num_calls:
+                count = end - calls.num_undecided
+        return count
+
+    def _take(self, count: int) -> int:
+        self._num_undecided -= count
+        return count
+
+
 class Reader:
     """One choice of an answer. Call `feed` for all its text and `finish` once."""
 
     def __init__(self, reading: Reading) -> None:
         self._splitter = None if reading.thinking is None else ThoughtSplitter(reading.thinking)
-        self._calls: CallReader | PythonicReader | None = None
-        if reading.form is not None and reading.tools is not None:
-            names = [tool.name for tool in reading.tools.callable]
-            read = PythonicReader if reading.form.is_pythonic else CallReader
-            self._calls = read(reading.form, names)
+        self._calls = _call_reader(reading)
         self._is_named = reading.tools is not None and reading.tools.choice is ToolChoice.NAMED
 
     def feed(self, text: str) -> list[ChatPiece]:

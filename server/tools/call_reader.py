@@ -77,6 +77,11 @@ class CallReader:
     def num_calls(self) -> int:
         return self._pieces.num_calls
 
+    @property
+    def num_undecided(self) -> int:
+        """Characters at the end that may still become a call, where there is none so far."""
+        return sum(map(len, self._raw)) + len(self._text) - self._at
+
     def feed(self, text: str) -> list[Piece]:
         self._text = self._text[self._at :] + text
         self._at = 0

@@ -71,6 +71,13 @@ class PythonicReader:
     def num_calls(self) -> int:
         return (self._objects if self._is_object else self._pieces).num_calls
 
+    @property
+    def num_undecided(self) -> int:
+        """Characters at the end that may still become a call, where there is none so far."""
+        if self._is_object:
+            return self._objects.num_undecided
+        return sum(map(len, self._raw)) + len(self._text) - self._at
+
     def feed(self, text: str) -> list[Piece]:
         if self._is_object:
             return self._objects.feed(text)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scheduler.types import Finished, FinishReason, TokenLogprobs, Tokens
 from server.choice import Choice, Echo, TextRules
 from server.logprobs import Entry
+from server.reading import Reading
 from server.reasoning import Thinking
 from tests.support.http_server import shared_tokenizer
 from tests.support.tokenizers import EOS, IM_END
@@ -182,7 +183,7 @@ def test_stop_strings_are_those_of_the_answer_and_not_of_the_thoughts(
 ) -> None:
     """vllm-project/vllm#38499, sgl-project/sglang#40529: cut thoughts leave no answer at all."""
     thinking = Thinking(is_open)
-    rule = TextRules(tuple(sorted(stops)), min_tokens=min_tokens, thinking=thinking)
+    rule = TextRules(tuple(sorted(stops)), min_tokens=min_tokens, reading=Reading(thinking))
     text = "".join(pieces)
     ends = list(range(1, len(text) + 1))  # a token is a byte here
     shown = play(list(text.encode()), rule, set(), None, skip=True)

@@ -102,6 +102,43 @@ async def test_finish_reason_follows_the_table_streamed_and_plain(
 
 
 @in_loop
+@pytest.mark.parametrize("stop", ['"', "ping", "]", "tool_call", "é", "a"])
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=str)
+async def test_a_stop_string_cuts_no_call(stop: str, choice: Any) -> None:
+    """vllm-project/vllm#34101: half a call is of no use to anybody."""
+    body = {"tools": TOOLS, "tool_choice": choice, "stop": [stop]}
+    async with house(caller()) as server:
+        plain = (await server.chat("call", **body)).json()["choices"][0]
+        stream = events((await server.chat("call", stream=True, **body)).text)
+    assert calls_of(plain["message"]) == joined(stream) == EXPECTED
+    assert plain["finish_reason"] == ("stop" if choice is NAMED else "tool_calls")
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("script", "stop", "content"),
+    [
+        (CALLS, "it.", "On "),
+        (CALLS, "\n", "On it."),
+        ('Use <tool_call>, "so" to say.', '"', "Use <tool_call>, "),
+        ('Use <tool_call>{"a": 1} and "so".', 'd "', 'Use <tool_call>{"a": 1} an'),
+        ("Less is <", "<", "Less is "),
+    ],
+)
+async def test_a_stop_string_ends_the_content(script: str, stop: str, content: str) -> None:
+    """What looks like the beginning of a call, and is none, is content too."""
+    async with house(caller(script)) as server:
+        for include in (False, True):
+            body = {"tools": TOOLS, "stop": [stop], "include_stop_str_in_output": include}
+            plain = (await server.chat("call", **body)).json()["choices"][0]
+            stream = events((await server.chat("call", stream=True, **body)).text)
+            assert calls_of(plain["message"]) == joined(stream) == []
+            assert plain["finish_reason"] == "stop"
+            shown = content + (stop.strip() if include else "")
+            assert plain["message"]["content"].strip() == texts(stream)[0].strip() == shown.strip()
+
+
+@in_loop
 async def test_cut_call_ends_with_length() -> None:
     """B055: and what there is of its arguments is the same streamed and plain."""
     limit = CALLS.index('"s"')
