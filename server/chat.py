@@ -6,6 +6,7 @@ core in inference.py.
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, cast
 
 from server.chat_plan import plan_chat, template_variables, tool_format
@@ -185,8 +186,9 @@ def _render_open(
 ) -> str:
     """The prompt up to the end of the last message's content: the answer goes on from there."""
     last = messages[-1]
-    content = last.get("content")
-    if last["role"] != "assistant" or not isinstance(content, str) or not content.strip():
+    content = last.get("content") or ""
+    *before, text = [content] if isinstance(content, str) else [part["text"] for part in content]
+    if last["role"] != "assistant" or not text.strip():
         raise InvalidRequest(
             "continue_final_message needs a last message of the assistant with text.",
             param="continue_final_message",
@@ -196,18 +198,21 @@ def _render_open(
             "continue_final_message and add_generation_prompt contradict each other.",
             param="continue_final_message",
         )
+    # Templates trim, and write more behind the content: its end is marked, by what nobody can say.
+    said, end = text.rstrip(), secrets.token_hex(16)
+    parts = [{"type": "text", "text": part} for part in (*before, said + end)]
+    messages = [*messages[:-1], {**last, "content": said + end if not before else parts}]
     try:
-        text = template.render(messages, tools=tools, add_generation_prompt=False, **variables)
+        shown = template.render(messages, tools=tools, add_generation_prompt=False, **variables)
     except (TemplateError, TextError) as error:
         raise _refusal(error) from None
-    # Templates trim: what is left of the content is looked for, then what it ended with put back.
-    at = text.rfind(content.strip())
-    if at < 0:
+    prompt, found, _ = shown.rpartition(end)
+    if not found or not prompt.endswith(said.lstrip()):
         raise InvalidRequest(
             "This model's chat template changes the last message, so it cannot be continued.",
             param="continue_final_message",
         )
-    return text[:at] + content.lstrip()
+    return prompt + text[len(said) :]
 
 
 def _num_chars(messages: list[dict[str, Any]]) -> int:

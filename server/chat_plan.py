@@ -58,6 +58,14 @@ def template_variables(fields: ChatRequest, model: ServedModel) -> dict[str, Any
     """What the fields on reasoning, and chat_template_kwargs, say to the template."""
     variables = dict(fields.chat_template_kwargs or {})
     effort = fields.reasoning_effort
+    if fields.enable_thinking is not None:
+        if fields.enable_thinking and not can_reason(model):
+            raise InvalidRequest(
+                "This model does not reason, so enable_thinking can only be false.",
+                param="enable_thinking",
+                code="unsupported_parameter",
+            )
+        variables.setdefault("enable_thinking", fields.enable_thinking)
     if effort is not None:
         if effort != "none" and not can_reason(model) and not _knows_effort(model):
             raise InvalidRequest(
@@ -122,14 +130,20 @@ def _thinking(fields: ChatRequest, model: ServedModel, prompt_text: str) -> Thin
 
 
 def _knows_effort(model: ServedModel) -> bool:
+    return _knows("reasoning_effort", model)
+
+
+def _knows(variable: str, model: ServedModel) -> bool:
     template = model.tokenizer.chat_template
-    return template is not None and "reasoning_effort" in template.source
+    return template is not None and variable in template.source
 
 
 def _budget(fields: ChatRequest, model: ServedModel) -> int | None:
     """In tokens; None is free."""
     if fields.thinking_token_budget is not None:
         return None if fields.thinking_token_budget < 0 else fields.thinking_token_budget
+    if fields.enable_thinking is False or fields.reasoning_effort == "none":
+        return None if _knows("enable_thinking", model) else 0
     if fields.reasoning_effort is None or _knows_effort(model):
         return None
     return EFFORT_BUDGETS.get(fields.reasoning_effort)

@@ -168,7 +168,7 @@ def _logit_bias(
             )
         # int() would also take ' 1', '1_0' and digits of other scripts.
         if isinstance(key, str) and key.isascii() and key.isdigit() and isinstance(given, dict):
-            ids = [int(key[:11])]
+            ids = [int(key.lstrip("0")[:11] or "0")]
         elif isinstance(given, dict) and _is_numeric(key):
             raise InvalidRequest(
                 "This key of logit_bias is neither a token id nor a text; a text that looks like "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from server.errors import InvalidRequest
 from server.field_faults import first_fault
@@ -35,6 +35,11 @@ BiasList = list[Annotated[list[Any], Field(min_length=2, max_length=2)]]
 
 class Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, given: Any) -> Any:
+        return _without_nulls(given) if isinstance(given, dict) else given
 
 
 class StreamOptions(Strict):
@@ -161,6 +166,7 @@ class ChatRequest(GenerationFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
+    enable_thinking: bool | None = None
     thinking_token_budget: int | None = Field(None, ge=-1, lt=2**20)
     include_reasoning: bool = True
     tools: list[Any] | None = None
@@ -215,7 +221,7 @@ def parse_strict(schema: type[FieldsT], raw: dict[str, Any]) -> Parsed[FieldsT]:
     An unknown name is accepted and reported, unless dropping it could change what the client
     relies on: those are in REFUSED.
     """
-    given = _drop_nulls(raw)
+    given = _without_nulls(raw)
     unknown = []
     for name, value in given.items():
         if name in schema.model_fields:
@@ -246,9 +252,5 @@ def parse_completion(raw: dict[str, Any]) -> Parsed[CompletionRequest]:
     return parse_fields(CompletionRequest, raw)
 
 
-def _drop_nulls(raw: dict[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in raw.items() if value is not None}
-    options = given.get("stream_options")
-    if isinstance(options, dict):
-        given["stream_options"] = {name: v for name, v in options.items() if v is not None}
-    return given
+def _without_nulls(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}

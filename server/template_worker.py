@@ -89,7 +89,7 @@ def render(template: jinja2.Template, variables: dict[str, Any], max_chars: int)
     """The text of the template; raises OutputTooLong as soon as it has grown too long."""
     parts: list[str] = []
     total = 0
-    for part in template.generate(**variables):
+    for part in template.generate(variables):
         total += len(part)
         if total > max_chars:
             raise OutputTooLong

@@ -18,6 +18,7 @@ _ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "best_of": (1,),
     "echo": (False,),
+    "enable_thinking": (False,),
     "include": ([],),
     "include_reasoning": (True,),
     "input": (),

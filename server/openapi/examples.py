@@ -80,6 +80,7 @@ EXAMPLES: Json = {
     "completion_window": "24h",
     "dimensions": 8,
     "echo": False,
+    "enable_thinking": False,
     "encoding_format": "base64",
     "endpoint": "/v1/chat/completions",
     "frequency_penalty": 0.2,

@@ -232,6 +232,17 @@ def test_effort_bounds_the_thoughts_where_the_template_does_not_know_it() -> Non
     assert plan(knows, "<think>", reasoning_effort="minimal").grammar is None
 
 
+def test_a_wish_for_no_thoughts_is_kept_where_the_template_does_not_know_it() -> None:
+    """sgl-project/sglang#40529: dropped without a word, the model thinks all the same."""
+    wishes: list[dict[str, Any]] = [{"enable_thinking": False}, {"reasoning_effort": "none"}]
+    knows = THINKS + "{{ enable_thinking }}"
+    for wish in wishes:
+        state = begin(plan(THINKS, "<think>", **wish))
+        assert np.flatnonzero(state.allowed()).tolist() == [ord("<")]
+        assert plan(knows, "<think>", **wish).grammar is None
+        assert plan(CHATML, "", **wish).grammar is None
+
+
 def test_negative_budget_is_no_budget() -> None:
     assert plan(THINKS, "<think>", thinking_token_budget=-1).grammar is None
 

@@ -100,10 +100,11 @@ async def test_model_without_reasoning_keeps_its_text_and_refuses_the_controls()
         refused = [
             await server.chat("think", reasoning_effort="high"),
             await server.chat("think", thinking_token_budget=5),
+            await server.chat("think", enable_thinking=True),
         ]
-        accepted = await server.chat("think", reasoning_effort="none")
+        accepted = await server.chat("think", reasoning_effort="none", enable_thinking=False)
     assert plain["choices"][0]["message"]["content"] == ANSWER
-    assert [answer.status_code for answer in refused] == [400, 400]
+    assert [answer.status_code for answer in refused] == [400, 400, 400]
     assert accepted.status_code == 200
 
 
@@ -126,15 +127,34 @@ async def test_thoughts_in_the_history_reach_the_template_under_either_name() ->
 
 @in_loop
 async def test_template_variables_reach_the_template_and_reserved_ones_do_not() -> None:
-    tokenizer = byte_tokenizer(CHATML + "{{ mood }}{{ reasoning_effort }}{# <think> #}")
+    tokenizer = byte_tokenizer(
+        CHATML + "{{ mood }}{{ reasoning_effort }}{{ enable_thinking }}{# <think> #}"
+    )
     engine = TextEngine()
     async with house(engine, tokenizer=tokenizer) as server:
         answer = await server.chat(
-            "a", chat_template_kwargs={"mood": "glad"}, reasoning_effort="low", max_tokens=1
+            "a",
+            chat_template_kwargs={"mood": "glad"},
+            reasoning_effort="low",
+            enable_thinking=True,
+            max_tokens=1,
         )
         refused = await server.chat("a", chat_template_kwargs={"messages": []})
     assert answer.status_code == 200
     (prompt,) = engine.prompts.values()
-    assert bytes(t for t in prompt if t < 256).endswith(b"gladlow")
+    assert bytes(t for t in prompt if t < 256).endswith(b"gladlowTrue")
     assert refused.status_code == 400
     assert "messages" in refused.json()["error"]["message"]
+
+
+@in_loop
+@pytest.mark.parametrize("name", ["self", "template", "name", "variables", "context", "", "a b"])
+async def test_no_name_of_a_variable_meets_one_of_ours(name: str) -> None:
+    """B164's neighbour: any name that a client can think of."""
+    template = CHATML + ("{{ " + name + " }}" if name.isidentifier() and name != "self" else "glad")
+    engine = TextEngine()
+    async with house(engine, tokenizer=byte_tokenizer(template)) as server:
+        answer = await server.chat("a", chat_template_kwargs={name: "glad"}, max_tokens=1)
+    assert answer.status_code == 200, answer.text
+    (prompt,) = engine.prompts.values()
+    assert bytes(t for t in prompt if t < 256).endswith(b"glad")

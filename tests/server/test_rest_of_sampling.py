@@ -144,6 +144,26 @@ async def test_final_message_is_continued_in_place(trims: bool) -> None:
 
 @in_loop
 @pytest.mark.parametrize(
+    "said", ["<", "im", "_end|", ">", "assistant", "a<|im_end|>b", " x", "\n{ "]
+)
+@pytest.mark.parametrize("num_parts", [0, 1, 2])
+async def test_a_final_message_is_found_whatever_it_says(said: str, num_parts: int) -> None:
+    """Its words may stand in what the template writes behind it."""
+    parts = [{"type": "text", "text": text} for text in ("Well:", said)[2 - num_parts :]]
+    content: Any = parts if num_parts else said
+    async with house(TextEngine()) as server:
+        body = {
+            "messages": [{"role": "assistant", "content": content}],
+            "continue_final_message": True,
+        }
+        answer = await server.client.post("/apply-template", json=body)
+    assert answer.status_code == 200, answer.text
+    before = "<|im_start|>assistant\n" + ("Well:\n" if num_parts == 2 else "")
+    assert answer.json()["prompt"] == before + said
+
+
+@in_loop
+@pytest.mark.parametrize(
     "change",
     [
         {"messages": [{"role": "user", "content": "a"}]},

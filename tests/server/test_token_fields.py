@@ -35,7 +35,7 @@ async def test_bad_words_come_at_the_beginning_and_inside_a_text() -> None:
 @in_loop
 async def test_logit_bias_takes_ids_and_texts_in_both_forms() -> None:
     never = -1e6
-    assert (await sampling_of(logit_bias={"5": 1.5, "a": False})).logit_bias == (
+    assert (await sampling_of(logit_bias={"0000000000005": 1.5, "a": False})).logit_bias == (
         (5, 1.5),
         (97, never),
     )

@@ -299,6 +299,19 @@ async def test_null_inside_stream_options_equals_absent() -> None:
 
 
 @in_loop
+async def test_null_equals_absent_inside_messages_too() -> None:
+    call = {"id": None, "type": None, "function": {"name": "f", "arguments": None, "x": None}}
+    turns = [
+        {"role": "user", "name": None, "content": [{"type": "text", "text": "greet", "z": None}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "audio": None},
+    ]
+    async with house(greeter()) as server:
+        answer = await server.client.post(CHAT, json={"messages": turns})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello"
+
+
+@in_loop
 async def test_stream_options_without_stream_are_refused() -> None:
     """B038."""
     async with house(greeter()) as server:
