@@ -1,8 +1,9 @@
-"""The GPU check: kernels, steps, requests, determinism, a peer; one JSON file of what was seen.
+"""The GPU check: steps, kernels, requests, determinism, a peer; one JSON file of what was seen.
 
 python -m tests.gpu.check [--dry-run] [--seconds N] [--out FILE]. --dry-run runs all of it on the
-CPU in Triton's interpreter at small sizes: its times mean nothing, only that it runs. A part that
-fails is noted with its error and the rest goes on.
+CPU in Triton's interpreter at small sizes: its times mean nothing, only that it runs. Each part is
+a process of its own (tests.gpu.parts): one that fails, hangs or breaks the device costs its own
+results and no others. The file is whole after each result.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
+import selectors
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.gpu.guard import guarded
+from tests.gpu.parts import MODELS, NO_DEVICE, names
 
-if TYPE_CHECKING:
-    import torch
+# When each part starts nothing more, as a share of the time; what is faster leaves its time.
+SHARES = (0.45, 0.66, 0.86, 1.0)
+GRACE = 8.0  # seconds after which a part that has not ended is killed
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -33,94 +36,106 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def steps_part(device: torch.device, dry_run: bool) -> Iterator[dict]:
-    from tests.gpu import steps
-
-    yield from steps.measure(steps.DRY if dry_run else steps.FULL, device)
-
-
-def kernels_part(device: torch.device, dry_run: bool) -> Iterator[dict]:
-    from tests.gpu import kernels
-
-    yield from kernels.measure(kernels.DRY if dry_run else kernels.FULL, device)
-
-
-def peers_part(device: torch.device, dry_run: bool) -> Iterator[dict]:
-    from tests.gpu import peers, steps
-
-    yield peers.transformers_continuous_batching(steps.DRY if dry_run else steps.FULL, device)
+def start(part: str, *, dry_run: bool, seconds: float) -> tuple[subprocess.Popen[bytes], int]:
+    """The part's process, and where its results come from, a line each."""
+    ours, theirs = os.pipe()
+    environment = dict(os.environ)
+    if dry_run:
+        environment["TRITON_INTERPRET"] = "1"  # before triton is imported
+    arguments = ["--part", part, "--results", str(theirs), "--seconds", f"{seconds:.1f}"]
+    if dry_run:
+        arguments.append("--dry-run")
+    command = [sys.executable, "-m", "tests.gpu.parts", *arguments]
+    process = subprocess.Popen(command, env=environment, pass_fds=(theirs,), stdout=sys.stderr)
+    os.close(theirs)
+    return process, ours
 
 
-# Each part ends when so much of the time has passed; a part that is faster leaves its time.
-PARTS = {"steps": (0.65, steps_part), "kernels": (0.85, kernels_part), "peers": (1.0, peers_part)}
+def lines(source: int, deadline: float) -> Iterator[bytes]:
+    """Whole lines until the end of them or the deadline."""
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(source, selectors.EVENT_READ)
+        while selector.select(max(0.0, deadline - time.monotonic())):
+            data = os.read(source, 1 << 16)
+            if not data:
+                return
+            *whole, rest = (rest + data).split(b"\n")
+            yield from whole
 
 
-def until(deadline: float, name: str, results: Iterator[dict]) -> Iterator[dict]:
-    """The results as they come, until the time is over."""
-    if time.monotonic() > deadline:
-        yield {"name": name, "skipped": "out of time"}
+def results_of(part: str, *, dry_run: bool, deadline: float) -> Iterator[dict]:
+    """What the part finds, and how it ended if that was not well."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        yield {"name": part, "skipped": "out of time"}
         return
-    for result in results:
-        yield result
-        if time.monotonic() > deadline:
-            yield {"name": name, "skipped": "out of time"}
-            return
+    process, source = start(part, dry_run=dry_run, seconds=left)
+    try:
+        for line in lines(source, deadline + GRACE):
+            yield json.loads(line)
+        try:
+            code = process.wait(max(0.1, deadline + GRACE - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            yield {"name": part, "error": "killed: it did not end in its time"}
+        else:
+            if code == NO_DEVICE:
+                yield {"no_device": True}
+            elif code:
+                yield {"name": part, "error": f"its process ended with {code}"}
+    finally:
+        process.kill()
+        process.wait()
+        os.close(source)
 
 
-def environment(absent: list[str]) -> dict:
-    import torch
-    import triton
+class Report:
+    """The file: replaced as a whole, so that whoever is killed leaves it as it was."""
 
-    found = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "stand_ins": absent,
-    }
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        found |= {
-            "device": properties.name,
-            "multiprocessors": properties.multi_processor_count,
-            "memory_gigabytes": properties.total_memory / 1e9,
-            "cuda": torch.version.cuda,
-        }
-    return found
+    def __init__(self, path: Path, *, dry_run: bool) -> None:
+        self._path = path
+        self._begin = time.monotonic()
+        self.failed = 0
+        self.content: dict = {"dry_run": dry_run}
+
+    def add(self, part: str, result: dict) -> None:
+        if "environment" in result:
+            self.content["environment"] = result["environment"]
+        else:
+            self.content.setdefault(part, []).append(result)
+            self.failed += "error" in result
+        print(json.dumps(result), flush=True)
+        self.save()
+
+    def save(self) -> None:
+        self.content["seconds"] = round(time.monotonic() - self._begin, 1)
+        beside = self._path.with_suffix(".part")
+        beside.write_text(json.dumps(self.content, indent=1) + "\n")
+        beside.replace(self._path)
 
 
 def main() -> int:
     options = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part is ended too
     begin = time.monotonic()
-    if options.dry_run:
-        os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-    from tests.gpu.absent import stand_in_for_unused_packages
-
-    absent = stand_in_for_unused_packages()
-    import torch
-
-    if not options.dry_run and not torch.cuda.is_available():
-        print("there is no CUDA device that torch can use; --dry-run needs none", file=sys.stderr)
-        return 1
-    device = torch.device("cpu" if options.dry_run else "cuda")
-    report: dict = {"dry_run": options.dry_run, "environment": environment(absent)}
-    failed = 0
-
-    def save() -> None:
-        report["seconds"] = time.monotonic() - begin
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
-
-    with torch.inference_mode():
-        for name, (share, part) in PARTS.items():
-            report[name] = []
-            save()
-            deadline = begin + options.seconds * share
-            for result in until(deadline, name, guarded(name, part(device, options.dry_run))):
-                report[name].append(result)
-                failed += isinstance(result.get("error"), str)
-                print(json.dumps(result), flush=True)
-                save()
-    print(f"{options.out}: {report['seconds']:.0f} s, {failed} parts failed", file=sys.stderr)
-    return 0
+    report = Report(options.out, dry_run=options.dry_run)
+    models = MODELS["dry" if options.dry_run else "full"]
+    parts = names(models)
+    shares = SHARES[-len(parts) :]
+    for part, share in zip(parts, shares, strict=True):
+        deadline = begin + options.seconds * share
+        for result in results_of(part, dry_run=options.dry_run, deadline=deadline):
+            if "no_device" in result:
+                print(
+                    "there is no CUDA device that torch can use; --dry-run needs none",
+                    file=sys.stderr,
+                )
+                return 1
+            report.add(part, result)
+    report.save()
+    seconds = report.content["seconds"]
+    print(f"{options.out}: {seconds:.0f} s, {report.failed} errors", file=sys.stderr)
+    return 1 if report.failed else 0
 
 
 if __name__ == "__main__":

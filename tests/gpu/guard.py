@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 Result = dict[str, object]
 
@@ -15,3 +15,8 @@ def guarded(name: str, results: Iterable[Result]) -> Iterator[Result]:
     except Exception as error:  # the next part may well work
         traceback.print_exc()
         yield {"name": name, "error": f"{type(error).__name__}: {error}"}
+
+
+def one(name: str, make: Callable[[], Result]) -> Iterator[Result]:
+    """A single result, under that name."""
+    yield from guarded(name, ({"name": name, **make()} for _ in (None,)))

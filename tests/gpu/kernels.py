@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -20,7 +21,7 @@ from engine.kernels.triton import gemm
 from engine.kernels.triton.norms import add_rms_norm, gated_silu
 from engine.kv_cache import KVCache
 from engine.sampler import SLOT_COLUMNS
-from tests.gpu.guard import Result, guarded
+from tests.gpu.guard import Result, guarded, one
 from tests.gpu.timing import against_floor, seconds
 
 
@@ -73,6 +74,8 @@ DRY = Sizes(
     dtype=torch.float32,
 )
 BLOCK_SIZE = 16
+# Of the norm: bfloat16 has 8 bits, float8 has 4.
+LIMIT, FLOAT8_LIMIT = 1e-2, 6e-2
 
 
 def batch_of(
@@ -103,13 +106,13 @@ def normal(shape: tuple[int, ...], sizes: Sizes, device: torch.device) -> Tensor
     return torch.randn(shape, device=device, dtype=torch.float32).to(sizes.dtype)
 
 
-def error_of(actual: Tensor, expected: Tensor) -> float:
+def error_of(actual: Tensor, expected: Tensor, *, limit: float = LIMIT) -> Result:
     """Norm of the difference over the norm of what was expected."""
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+    error = float((actual.double() - expected.double()).norm() / expected.double().norm())
+    return {"relative_error": error, "right": error < limit}
 
 
 def attention_of(
-    name: str,
     starts: list[int],
     lengths: list[int],
     sizes: Sizes,
@@ -138,7 +141,6 @@ def attention_of(
     pairs = sum(n * s + n * (n + 1) // 2 for s, n in zip(starts, lengths, strict=True))
     size = sizes.dtype.itemsize
     result: Result = {
-        "name": name,
         **against_floor(
             took,
             num_bytes=2 * int(batch.ends.sum()) * kv_width * cache.layers.dtype.itemsize
@@ -149,7 +151,7 @@ def attention_of(
     if len(q) * int(batch.ends.max()) <= 1 << 23:  # the twin is slow
         reference = ReferenceAttention(cache, num_heads=heads.num_heads, windows=(None,))
         expected = reference._attend(reference._step(batch, None), 0, q)
-        result["error"] = error_of(out, expected)
+        result |= error_of(out, expected)
     return result
 
 
@@ -157,15 +159,16 @@ def attentions(sizes: Sizes, device: torch.device) -> Iterator[Result]:
     for mode in ("", " deterministic"):
         options = {"deterministic": bool(mode)}
         for rows, context in sizes.decodes:
-            name = f"decode attention {rows} x {context}{mode}"
-            starts = [context - 1] * rows
-            yield attention_of(name, starts, [1] * rows, sizes, device, **options)
+            step = [context - 1] * rows, [1] * rows
+            make = partial(attention_of, *step, sizes, device, **options)
+            yield from one(f"decode attention {rows} x {context}{mode}", make)
         for length in sizes.prefills:
-            name = f"prefill attention {length}{mode}"
-            yield attention_of(name, [0], [length], sizes, device, **options)
+            make = partial(attention_of, [0], [length], sizes, device, **options)
+            yield from one(f"prefill attention {length}{mode}", make)
     for rows, context in sizes.decodes:
-        name = f"decode attention {rows} x {context} float8"
-        yield attention_of(name, [context - 1] * rows, [1] * rows, sizes, device, float8=True)
+        step = [context - 1] * rows, [1] * rows
+        make = partial(attention_of, *step, sizes, device, float8=True)
+        yield from one(f"decode attention {rows} x {context} float8", make)
 
 
 def libraries(sizes: Sizes, device: torch.device) -> Iterator[Result]:
@@ -211,7 +214,7 @@ def library_of(
     yield {
         "name": f"{name} prefill {length}",
         **against_floor(took, flops=4 * pairs * heads.num_heads * heads.head_dim),
-        "apart": error_of(ours, theirs),
+        **error_of(ours, theirs),
     }
 
 
@@ -226,48 +229,58 @@ def products(sizes: Sizes, device: torch.device) -> Iterator[Result]:
     """Ours in each form, and torch's own beside them."""
     for outputs, inputs in sizes.products:
         weight = normal((outputs, inputs), sizes, device) * inputs**-0.5
-        forms = {form: make(weight) for form, make in FORMS.items()}
         for rows in sizes.rows:
             x = normal((rows, inputs), sizes, device)
-            flops = 2 * rows * outputs * inputs
-            moved = sizes.dtype.itemsize * rows * (inputs + outputs)
-            took = seconds(
-                lambda x=x, w=weight: torch.nn.functional.linear(x, w),
-                device,
-                repeats=sizes.repeats,
-            )
-            dense_bytes = moved + weight.numel() * weight.element_size()
-            name = f"{rows} x {inputs} -> {outputs}"
-            yield {
-                "name": f"torch {name}",
-                **against_floor(took, num_bytes=dense_bytes, flops=flops),
-            }
-            if rows <= 64 or device.type == "cuda":
-                float8 = Float8Linear(weight, None)
-                took = seconds(lambda x=x, f=float8: f(x), device, repeats=sizes.repeats)
-                yield {
-                    "name": f"float8 {name}",
-                    **against_floor(took, num_bytes=moved + weight.numel(), flops=flops),
-                    "error": error_of(float8(x), x.double() @ weight.double().t()),
-                }
-            for form, stored in forms.items():
-                if form != "dense" and rows > 64:
+            for form in ("torch", "float8", *FORMS):
+                if form in ("float8", "int8", "int4") and rows > 64 and device.type != "cuda":
                     continue
-                tile_rows = gemm.FIXED_ROWS if form == "dense" else None
-                took = seconds(
-                    lambda x=x, stored=stored, tile=tile_rows: gemm.multiply(
-                        x, stored, tile_rows=tile
-                    ),
-                    device,
-                    repeats=sizes.repeats,
-                )
-                num_bytes = moved + stored.data.numel() * stored.data.element_size()
-                exact = x.double() @ gemm.dequantise(stored).double().t()
-                yield {
-                    "name": f"{form} {name}",
-                    **against_floor(took, num_bytes=num_bytes, flops=flops),
-                    "error": error_of(gemm.multiply(x, stored, tile_rows=tile_rows), exact),
-                }
+                make = partial(product_of, form, x, weight, device, repeats=sizes.repeats)
+                yield from one(f"{form} {rows} x {inputs} -> {outputs}", make)
+
+
+def product_of(
+    form: str, x: Tensor, weight: Tensor, device: torch.device, *, repeats: int
+) -> Result:
+    num_bytes, exact, limit = weight.nbytes, weight, LIMIT
+    work: Callable[[], Tensor]
+    if form == "torch":
+        work = partial(torch.nn.functional.linear, x, weight)
+    elif form == "float8":
+        work, num_bytes, limit = (
+            partial(Float8Linear(weight, None), x),
+            weight.numel(),
+            FLOAT8_LIMIT,
+        )
+    else:
+        stored = FORMS[form](weight)
+        tile_rows = gemm.FIXED_ROWS if form == "dense" else None
+        work = partial(gemm.multiply, x, stored, tile_rows=tile_rows)
+        num_bytes, exact = stored.data.nbytes, gemm.dequantise(stored)
+    took = seconds(work, device, repeats=repeats)
+    moved = num_bytes + x.element_size() * len(x) * sum(weight.shape)
+    return {
+        **against_floor(took, num_bytes=moved, flops=2 * len(x) * weight.numel()),
+        **error_of(work(), x.double() @ exact.double().t(), limit=limit),
+    }
+
+
+def floors(sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    """What this device reaches in a plain copy and in a dense product, beside what is assumed."""
+    size = (1 << 30) if device.type == "cuda" else (1 << 16)
+    source = torch.zeros(size, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    copy = partial(target.copy_, source)
+    yield from one(
+        f"copy of {size} bytes",
+        lambda: against_floor(seconds(copy, device, repeats=sizes.repeats), num_bytes=2 * size),
+    )
+    side = 8192 if device.type == "cuda" else 64
+    square = normal((side, side), sizes, device)
+    product = partial(torch.mm, square, square)
+    yield from one(
+        f"product of {side} x {side} matrices",
+        lambda: against_floor(seconds(product, device, repeats=sizes.repeats), flops=2 * side**3),
+    )
 
 
 def elementwise(sizes: Sizes, device: torch.device) -> Iterator[Result]:
@@ -289,7 +302,7 @@ def elementwise(sizes: Sizes, device: torch.device) -> Iterator[Result]:
         yield {
             "name": f"silu x up {rows} x {sizes.inner}",
             **against_floor(took, num_bytes=1.5 * x.numel() * size),
-            "error": error_of(gated_silu(x), gated_silu_twin(x.clone())),
+            **error_of(gated_silu(x), gated_silu_twin(x.clone())),
         }
 
 
@@ -322,6 +335,7 @@ def draws(sizes: Sizes, device: torch.device) -> Iterator[Result]:
 
 def measure(sizes: Sizes, device: torch.device) -> Iterator[Result]:
     parts = {
+        "floors": floors,
         "attention": attentions,
         "libraries": libraries,
         "elementwise": elementwise,

@@ -38,6 +38,7 @@ from scheduler.types import (
 from tests.gpu.guard import Result, guarded
 from tests.gpu.roofline import MEMORY_STEPS, Shape, costs, peak_bytes
 from tests.gpu.shapes import MODELS, plan, random_model
+from tests.gpu.timing import sleep
 
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0.0)
@@ -46,7 +47,7 @@ MEMORY_SHARE = 0.85  # of what is free beside the weights
 
 @dataclass(frozen=True)
 class Sizes:
-    models: tuple[str, ...]
+    main: str  # the model that serves requests end to end
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     prefill: int
@@ -60,7 +61,7 @@ class Sizes:
 
 
 FULL = Sizes(
-    models=("Llama-3.1-8B", "Qwen3-8B"),
+    main="Qwen3-8B",
     batches=(1, 8, 64, 256),
     contexts=(1024, 8192),
     prefill=2048,
@@ -73,7 +74,7 @@ FULL = Sizes(
     dtype=torch.bfloat16,
 )
 DRY = Sizes(
-    models=("tiny",),
+    main="tiny",
     batches=(1, 2),
     contexts=(20,),
     prefill=40,
@@ -127,16 +128,27 @@ def run_steps(engine: TorchEngine, step: StepPlan, *, repeats: int, depth: int) 
             ends.append(time.perf_counter())
     while in_flight:
         in_flight.popleft().result()
+    busy = busy_seconds(engine, step, host_seconds=max(host))
     took = statistics.median(
         [b - a for a, b in itertools.pairwise(ends[1:])] or [ends[-1] - ends[0]]
     )
-    on_device = statistics.median(device_seconds)
     return {
         "step_milliseconds": took * 1e3,
-        "device_milliseconds": on_device * 1e3,
+        "device_milliseconds": statistics.median(device_seconds) * 1e3,
+        "busy_milliseconds": busy * 1e3,
         "host_milliseconds": statistics.median(host) * 1e3,
-        "idle_share": max(0.0, 1 - on_device / took),
+        "idle_share": max(0.0, 1 - busy / took),
     }
+
+
+def busy_seconds(engine: TorchEngine, step: StepPlan, *, host_seconds: float) -> float:
+    """Of the step on the device, with no wait for the host: it is queued behind a sleep."""
+    found = []
+    for _ in range(3):
+        if torch.cuda.is_available():
+            sleep(2 * host_seconds)
+        found.append(engine.submit(step).result().device_seconds)
+    return statistics.median(found)
 
 
 def decode_steps(
@@ -304,7 +316,7 @@ def request(index: int, *, prompt: int, output: int, vocab: int, **sampling: obj
 
 
 def end_to_end(
-    name: str, engine: TorchEngine, sizes: Sizes, *, output: int, depth: int
+    name: str, engine: TorchEngine, sizes: Sizes, *, output: int, mode: str, depth: int
 ) -> Iterator[Result]:
     vocab = MODELS[name].vocab_size
     requests = [
@@ -315,7 +327,7 @@ def end_to_end(
     assert tokens == sizes.requests * output
     steps = [stat for stat in stats if stat.num_decode_tokens and not stat.num_prefill_tokens]
     yield {
-        "name": f"{name} {sizes.requests} x {sizes.prompt}/{output} depth {depth}",
+        "name": f"{name} {sizes.requests} x {sizes.prompt}/{output} {mode} depth {depth}",
         "seconds": took,
         "output_tokens_per_second": tokens / took,
         "decode_step_milliseconds": 1e3 * statistics.median([s.step_seconds for s in steps] or [0]),
@@ -346,6 +358,8 @@ def deterministic(
         "capture": capture,
     }
     yield from decode_steps(name, engine, sizes, mode="deterministic", depth=1)
+    short = max(1, sizes.output // 8)
+    yield from end_to_end(name, engine, sizes, output=short, mode="deterministic", depth=1)
 
 
 def let_go(device: torch.device) -> None:
@@ -353,12 +367,6 @@ def let_go(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def measure(sizes: Sizes, device: torch.device) -> Iterator[Result]:
-    for name in reversed(sizes.models):  # the one with requests end to end comes first
-        let_go(device)
-        yield from guarded(name, measure_model(name, sizes, device))
 
 
 def measure_model(name: str, sizes: Sizes, device: torch.device) -> Iterator[Result]:
@@ -372,10 +380,10 @@ def measure_model(name: str, sizes: Sizes, device: torch.device) -> Iterator[Res
     captured = decode_steps(name, engine, sizes, mode="graphs", depth=1)
     yield from guarded(f"{name} graphs", captured)
     yield from guarded(f"{name} prefill", prefill_step(name, engine, sizes))
-    if name == sizes.models[-1]:
+    if name == sizes.main:
         short = max(1, sizes.output // 8)
         for output, depth in ((sizes.output, 1), (short, 1), (short, 0)):
-            served = end_to_end(name, engine, sizes, output=output, depth=depth)
+            served = end_to_end(name, engine, sizes, output=output, mode="graphs", depth=depth)
             yield from guarded(f"{name} end to end", served)
     yield from guarded(f"{name} waits", waits(name, engine, device))
     yield from guarded(f"{name} graphs", graphs_against_eager(name, engine, sizes))
@@ -385,7 +393,7 @@ def measure_model(name: str, sizes: Sizes, device: torch.device) -> Iterator[Res
     eager = decode_steps(name, engine, few, mode="eager", depth=1)
     yield from guarded(f"{name} eager", eager)
     runner.graphs = graphs
-    if name != sizes.models[-1]:
+    if name != sizes.main:
         return
     serial = decode_steps(name, engine, few, mode="graphs", depth=0)
     yield from guarded(f"{name} graphs", serial)

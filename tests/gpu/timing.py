@@ -11,15 +11,18 @@ import torch
 from tests.gpu.roofline import BYTES_PER_SECOND, FLOPS_PER_SECOND
 
 Work = Callable[[], object]
+QUEUEING_SECONDS = 1e-3
+CYCLES_PER_SECOND = 2e9  # about; a little more than an H200's clock
 
 
 def seconds(work: Work, device: torch.device, *, repeats: int) -> float:
     """Median of `repeats`, after a first one for compilation; the device's clock where it has one.
 
-    Between repeats on a GPU a buffer larger than its L2 cache is written.
+    Between repeats on a GPU a buffer larger than its L2 cache is written, and the device sleeps
+    while the host queues the work: a short kernel would else be timed as its launch.
     """
     work()
-    times = []
+    times: list[float] = []
     if device.type != "cuda":
         for _ in range(repeats):
             begin = time.perf_counter()
@@ -30,6 +33,7 @@ def seconds(work: Work, device: torch.device, *, repeats: int) -> float:
     events = []
     for _ in range(repeats):
         cache.zero_()
+        sleep(QUEUEING_SECONDS)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         work()
@@ -37,6 +41,11 @@ def seconds(work: Work, device: torch.device, *, repeats: int) -> float:
         events.append((begin, end))
     torch.cuda.synchronize()
     return statistics.median(begin.elapsed_time(end) / 1000 for begin, end in events)
+
+
+def sleep(seconds: float) -> None:
+    """Of the CUDA device, in order with its work."""
+    torch.cuda._sleep(int(seconds * CYCLES_PER_SECOND))
 
 
 def against_floor(took: float, *, num_bytes: float = 0, flops: float = 0) -> dict[str, float]:
