@@ -150,7 +150,6 @@ async def test_template_variables_reach_the_template_and_reserved_ones_do_not() 
 @in_loop
 @pytest.mark.parametrize("name", ["self", "template", "name", "variables", "context", "", "a b"])
 async def test_no_name_of_a_variable_meets_one_of_ours(name: str) -> None:
-    """B164's neighbour: any name that a client can think of."""
     template = CHATML + ("{{ " + name + " }}" if name.isidentifier() and name != "self" else "glad")
     engine = TextEngine()
     async with house(engine, tokenizer=byte_tokenizer(template)) as server:
