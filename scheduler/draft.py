@@ -85,10 +85,12 @@ class Draft:
             sequence.num_computed -= length
             sequence.num_pending -= samples
 
-    def start(self, row: int) -> int:
-        return self._starts[row]
-
     def plan(self) -> StepPlan:
+        """No row is added or extended after this."""
+        for row in range(self.num_decodes, len(self.rows)):
+            end = self._starts[row] + self.lengths[row]
+            lost = min(end, self.rows[row].num_lost) - self._starts[row]
+            self.num_recomputed += max(0, lost)
         return StepPlan(
             step=self.step,
             seq_ids=tuple([sequence.request.id for sequence in self.rows]),

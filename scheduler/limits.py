@@ -17,6 +17,7 @@ class SchedulerLimits:
     `watermark_blocks` available while something runs. A row of prefill has at most
     `max_chunk_tokens`; None leaves it to the budget. A step that decodes is paced to
     `max_step_seconds`, the target of TPOT, by taking fewer prompt tokens; None does not pace.
+    `num_tenants` may come, and share engine and queue alike but for those `weights` that are not 1.
     """
 
     max_step_tokens: int
@@ -26,3 +27,5 @@ class SchedulerLimits:
     prefix_caching: bool = True
     max_chunk_tokens: int | None = None
     max_step_seconds: float | None = None
+    num_tenants: int = 1
+    weights: tuple[tuple[str, float], ...] = ()

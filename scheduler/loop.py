@@ -93,6 +93,7 @@ class ServingLoop:
             for command in commands
             for event in self._scheduler.handle(command, self._clock())
         ]
+        events += self._scheduler.expire(self._clock())
         if events:
             self._emit(events)
         submitted = self._submit_next()
@@ -101,7 +102,7 @@ class ServingLoop:
         elif not submitted:
             if not self._scheduler.idle:
                 raise self._failed("the scheduler can neither move nor wait for a result")
-            if commands:
+            if commands or events:
                 self._emit([self._scheduler.stats()])  # no step will say that things are quiet
 
     def _submit_next(self) -> bool:

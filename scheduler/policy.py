@@ -1,9 +1,10 @@
 """Who comes first, who gives way, and who can never be served.
 
-A policy turns a request into a static key: the smaller key comes first wherever sequences meet
-(decoding, prefill, admission), and the largest running key is the first victim when blocks run
-out. Since keys never change and never tie there is one total order, and the first in it always
-moves. Nothing here may know blocks, plans or the clock.
+A policy puts each request into a lane and turns it into a static key: in its lane the smaller key
+comes first wherever sequences meet (decoding, prefill, admission). line.py joins the lanes into one
+order of all that have entered, in which the last is the first victim when blocks run out. Since
+keys never change and never tie the first in it always moves. Nothing here may know blocks, plans or
+the clock.
 """
 
 from __future__ import annotations
@@ -17,17 +18,27 @@ from scheduler.types import KVCapacity, Request
 
 
 class Policy(Protocol):
+    def lane(self, request: Request) -> str:
+        """Lanes share the engine by what they are served, not by what they ask for."""
+        ...
+
     def key(self, request: Request, serial: int) -> Key:
-        """Where `request`, the `serial`-th to be accepted, stands in line."""
+        """Where `request`, the `serial`-th to be accepted, stands in its lane."""
         ...
 
     def outranks(self, waiting: Request, running: Request) -> bool:
-        """Whether `waiting` may take the place of `running`, should its key be smaller too."""
+        """Whether `waiting` may take the place of `running`, should its key be smaller too.
+
+        Asked within a lane only.
+        """
         ...
 
 
 class FirstComeFirstServed:
-    """By arrival; the waiting never push out the running."""
+    """By arrival, whoever asks; the waiting never push out the running."""
+
+    def lane(self, request: Request) -> str:  # noqa: ARG002
+        return ""
 
     def key(self, request: Request, serial: int) -> Key:
         return (request.arrival, serial)
@@ -46,6 +57,9 @@ class Priority:
 
     ageing_seconds: float = 30.0
 
+    def lane(self, request: Request) -> str:  # noqa: ARG002
+        return ""
+
     def key(self, request: Request, serial: int) -> Key:
         return (request.arrival + request.priority * self.ageing_seconds, serial)
 
@@ -53,9 +67,29 @@ class Priority:
         return waiting.priority < running.priority
 
 
+@dataclass(frozen=True, slots=True)
+class Fair:
+    """Each tenant has a lane of its own, in which priority is a head start as in Priority.
+
+    So a priority is heard among the requests of its tenant, and moves nobody else's.
+    """
+
+    within: Priority = Priority()
+
+    def lane(self, request: Request) -> str:
+        return request.tenant
+
+    def key(self, request: Request, serial: int) -> Key:
+        return self.within.key(request, serial)
+
+    def outranks(self, waiting: Request, running: Request) -> bool:
+        return self.within.outranks(waiting, running)
+
+
 POLICIES: dict[str, Callable[[], Policy]] = {
     "fcfs": FirstComeFirstServed,
     "priority": Priority,
+    "fair": Fair,
 }
 
 

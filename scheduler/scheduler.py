@@ -7,16 +7,17 @@ counts as computing, because plans run in order, each writing its KV before any 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import replace
-from operator import attrgetter
 
 from scheduler.batch import Batch
+from scheduler.deadlines import Deadlines
 from scheduler.draft import Draft
 from scheduler.entry import Entry
 from scheduler.limits import SchedulerLimits
+from scheduler.line import GENERATED_COST, Lane, Line
 from scheduler.pace import Pace
+from scheduler.places import Places
 from scheduler.policy import Policy, max_total_tokens, never_fits
 from scheduler.prefix import Digest, KeyChain, sha256
 from scheduler.room import Room
@@ -42,7 +43,6 @@ from scheduler.types import (
     Tokens,
 )
 
-_by_key = attrgetter("key")
 # How often a request may be refused memory for a small row alone.
 MAX_REFUSALS = 3
 
@@ -50,8 +50,7 @@ MAX_REFUSALS = 3
 class Scheduler:
     """Decides, step by step, which sequences run and on which blocks.
 
-    `running` and `waiting` are sorted by the policy's key, always. `digest` names block contents;
-    it is a parameter so that tests can make it collide.
+    `digest` names block contents; it is a parameter so that tests can make it collide.
     """
 
     def __init__(
@@ -68,9 +67,11 @@ class Scheduler:
         self.limits = limits
         chain = KeyChain(capacity.block_size, digest) if limits.prefix_caching else None
         self.batch = Batch(capacity, limits.max_running, limits.watermark_blocks, chain)
-        self.waiting: list[Sequence] = []
+        self.line = Line(dict(limits.weights))
         self.sequences: dict[str, Sequence] = {}
         self._policy = policy
+        self.places = Places(limits)
+        self._deadlines = Deadlines()
         self._max_chunk = limits.max_chunk_tokens or limits.max_step_tokens
         self._pace = Pace(
             limits.max_step_seconds,
@@ -128,6 +129,7 @@ class Scheduler:
             sequence = Sequence(
                 request,
                 self._policy.key(request, self._serial),
+                self.line.lane(self._policy.lane(request)),
                 list(request.prompt),
                 end=len(request.prompt) + max(1, request.max_tokens) - 1,
                 family=family,
@@ -135,7 +137,10 @@ class Scheduler:
             if len(requests) > 1:
                 family.append(sequence)
             self.sequences[request.id] = sequence
-            insort(self.waiting, sequence, key=_by_key)
+            self.line.join(sequence)
+            if request.deadline is not None:
+                self._deadlines.add(request.deadline, request.id)
+        self.places.take(requests[0].tenant, len(requests))
         return []
 
     def _refusal(self, requests: tuple[Request, ...]) -> str | None:
@@ -145,9 +150,17 @@ class Scheduler:
         if any(never_fits(request, self.capacity) for request in requests):
             limit = max_total_tokens(self.capacity)
             return f"prompt and answer together may have at most {limit} tokens"
-        if len(self.sequences) + len(requests) > self.limits.max_running + self.limits.max_waiting:
-            return "too many requests are waiting"
-        return None
+        return self.places.refusal(requests[0].tenant, len(requests))
+
+    def expire(self, now: float) -> list[Event]:
+        """Ends those of which nothing has been begun by their deadline; call it every turn."""
+        due = [self.sequences.get(request_id) for request_id in self._deadlines.due(now)]
+        self._deadlines.forget(self.sequences, len(self.sequences))
+        return [
+            self._finish(sequence, FinishReason.EXPIRED, now, "it could not be begun in time")
+            for sequence in due
+            if sequence is not None and not sequence.has_begun
+        ]
 
     # --- planning ---------------------------------------------------------------------------------
 
@@ -170,10 +183,6 @@ class Scheduler:
         self._use_up(draft)
         if not draft.rows:
             return None
-        for row in range(draft.num_decodes, len(draft.rows)):
-            start, end = draft.start(row), draft.start(row) + draft.lengths[row]
-            lost = min(end, draft.rows[row].num_lost) - start
-            draft.num_recomputed += max(0, lost)
         self._step = draft.step
         self._in_flight.append(draft)
         return draft.plan()
@@ -247,22 +256,22 @@ class Scheduler:
 
         Nobody overtakes a sequence that waits for room; those that wait for a leader are passed.
         """
-        index = 0
-        while index < len(self.waiting) and draft.left and self.batch.has_free_slot:
-            sequence = self.waiting[index]
-            if sequence.num_pending:
-                return  # its next token is on its way
+        passed: dict[Lane, int] = {}
+        while draft.left and self.batch.has_free_slot:
+            sequence = self.line.first(passed)
+            if sequence is None or sequence.num_pending:
+                return  # or its next token is on its way
             entry = self.batch.find_entry(sequence, draft.step)
             if entry is None:
-                index += 1
+                passed[sequence.lane] = passed.get(sequence.lane, 0) + 1
                 continue
             if not self.batch.fits(sequence, entry):
                 return
-            del self.waiting[index]
             self._enter(sequence, entry, draft, now)
             self._plan_prefill(sequence, draft)
 
     def _enter(self, sequence: Sequence, entry: Entry, draft: Draft, now: float) -> None:
+        self.line.enter(sequence, entry.num_computed)
         self.batch.enter(sequence, entry)
         draft.admit(sequence)
         if entry.copy_source is not None:
@@ -271,19 +280,14 @@ class Scheduler:
             sequence.scheduled_at = now
             sequence.num_cached = entry.num_cached
             if entry.was_looked_up:
-                self._counts.prefix_queries += sequence.num_prompt
-                self._counts.prefix_hits += entry.num_cached
+                self._counts.look_up(sequence.num_prompt, entry.num_cached)
 
     def _make_way(self, step: int) -> None:
-        """Preempts running sequences of lower rank if that lets the first in line enter."""
-        if not (self.waiting and self.batch.running) or self.waiting[0].num_pending:
+        """Preempts running sequences if that lets the first in line enter."""
+        first = self.line.first() if self.batch.running else None
+        if first is None or first.num_pending:
             return
-        first = self.waiting[0]
-        victims = [
-            other
-            for other in reversed(self.batch.running)
-            if other.key > first.key and self._policy.outranks(first.request, other.request)
-        ]
+        victims = self.line.victims(first, self.batch.running, self._policy.outranks)
         entry = self.batch.find_entry(first, step) if victims else None
         if entry is None or self.batch.fits(first, entry):
             return
@@ -291,6 +295,7 @@ class Scheduler:
         if self.batch.pool.num_available + reclaimable < self.batch.num_blocks(first):
             return  # all of them would not be enough
         for victim in victims:
+            victim.gave_way |= victim.lane is not first.lane
             self._preempt(victim)
             if self.batch.fits(first, entry):
                 return
@@ -304,7 +309,7 @@ class Scheduler:
 
     def _line_up(self, sequence: Sequence) -> None:
         self.batch.leave(sequence)
-        insort(self.waiting, sequence, key=_by_key)
+        self.line.fall_back(sequence)
 
     def take_back(self, plan: StepPlan, now: float) -> list[Event]:
         """The engine had no memory for the newest plan: it never was, and its rows enter anew.
@@ -390,6 +395,7 @@ class Scheduler:
             prefilled_at = now - result.sample_seconds
             first = FirstToken(sequence.scheduled_at, prefilled_at, now, sequence.num_cached)
         sequence.num_pending -= 1
+        sequence.lane.charge(GENERATED_COST)
         pooled = result.pooled[row] if result.pooled is not None else b""
         if request.max_tokens == 0:  # the token is nobody's
             done = Tokens(request.id, (), (), prompt_logprobs, first, pooled)
@@ -421,10 +427,10 @@ class Scheduler:
     ) -> Finished:
         """Ends a sequence wherever it is; rows of it that are in flight will find it gone."""
         request = sequence.request
+        self.line.leave(sequence)
+        self.places.give_back(request.tenant)
         if sequence.is_running:
             self.batch.leave(sequence)
-        else:
-            del self.waiting[bisect_left(self.waiting, sequence.key, key=_by_key)]
         del self.sequences[request.id]
         return Finished(request.id, reason, message, stop_token_id, sequence.num_preemptions, now)
 
@@ -441,4 +447,4 @@ class Scheduler:
     def stats(self) -> StepStats:
         """The gauges and what was counted since the last StepStats, outside of any step."""
         counts, self._counts = self._counts, Counts()
-        return step_stats(counts, self.batch, step=self._step, num_waiting=len(self.waiting))
+        return step_stats(counts, self.batch, self.line, step=self._step)

@@ -10,13 +10,17 @@ when, is the scheduler's business. It must not know the pool, the policy or the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from scheduler.prefix import BlockKey
 from scheduler.types import Pooling, Request, TokenLogprobs
 
+if TYPE_CHECKING:
+    from scheduler.line import Lane
+
 NO_SLOT = -1
 
-Key = tuple[float, int]  # policy's order: the smaller, the earlier; unique by its serial
+Key = tuple[float, ...]  # the smaller, the earlier; unique, since a serial ends it
 
 
 @dataclass(slots=True, eq=False)
@@ -25,16 +29,20 @@ class Sequence:
 
     `num_computed` counts the positions whose KV a plan has written or will have written by the
     time anything later runs, `num_pending` the tokens that plans in flight will yield. `end` is
-    the number of positions ever computed: the last token of an answer is never fed back.
+    the number of positions ever computed: the last token of an answer is never fed back. `turn` is
+    the policy's order inside its lane; `key` is its place among all that have ever had a slot, ()
+    before it has had one.
     """
 
     request: Request
-    key: Key
+    turn: Key
+    lane: Lane
     token_ids: list[int]
     end: int
     # All sequences of the same Submit, this one among them; empty if it came alone.
     family: list[Sequence] = field(default_factory=list)
 
+    key: Key = ()
     num_computed: int = 0
     num_pending: int = 0
     # Tokens to compute before this entry decodes: all that were known when it got its slot.
@@ -56,6 +64,8 @@ class Sequence:
     has_sampled: bool = False
     num_prompt_logprobs: int = 0
     num_preemptions: int = 0
+    num_found: int = 0  # of the prompt, as it first entered
+    gave_way: bool = False  # to another lane, which it need not do again
     # Times that there was no memory for a small row of it alone.
     num_refusals: int = 0
     # Positions computed before the last preemption; computing them again is waste worth counting.
@@ -76,6 +86,11 @@ class Sequence:
     @property
     def is_running(self) -> bool:
         return self.slot != NO_SLOT
+
+    @property
+    def has_begun(self) -> bool:
+        """It or one of its Submit has had a slot."""
+        return any(member.scheduled_at is not None for member in (self, *self.family))
 
     @property
     def is_prefilling(self) -> bool:

@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from scheduler.batch import Batch
+from scheduler.line import Line
 from scheduler.types import KVMap, Preempted, PromptRow, StepPlan, StepStats
 
 _CACHED, _SHARED, _FIRST_OWNER = 1, 2, 3
@@ -25,17 +26,22 @@ class Counts:
     prefix_hits: int = 0
     refused_steps: int = 0
 
+    def look_up(self, num_tokens: int, num_found: int) -> None:
+        """In the prefix cache, at an admission."""
+        self.prefix_queries += num_tokens
+        self.prefix_hits += num_found
+
     @property
     def preemptions(self) -> int:
         return len(self.preempted)
 
 
-def step_stats(counts: Counts, batch: Batch, *, step: int, num_waiting: int) -> StepStats:
+def step_stats(counts: Counts, batch: Batch, line: Line, *, step: int) -> StepStats:
     """Counts and gauges; what the step itself held is the caller's to add."""
     return StepStats(
         step=step,
         num_running=len(batch.running),
-        num_waiting=num_waiting,
+        num_waiting=len(line),
         num_blocks=batch.pool.num_blocks,
         num_blocks_used=batch.pool.num_referenced,
         num_blocks_cached=batch.pool.num_cached,
@@ -45,6 +51,7 @@ def step_stats(counts: Counts, batch: Batch, *, step: int, num_waiting: int) -> 
         prefix_queries=counts.prefix_queries,
         prefix_hits=counts.prefix_hits,
         preempted=tuple(counts.preempted),
+        waiting=line.num_waiting(),
     )
 
 

@@ -12,12 +12,16 @@ from enum import StrEnum
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. ABORT is the client's doing, ERROR is ours."""
+    """Why a request ended. ABORT is the client's doing, ERROR is ours.
+
+    EXPIRED: it had not been begun by its deadline, and nothing of it was computed.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    EXPIRED = "expired"
 
 
 class Pooling(StrEnum):
@@ -65,7 +69,8 @@ class Request:
     yields. `stop_token_ids` already holds the model's EOS ids unless they are to be ignored. A
     lower `priority` is more urgent. `cache_namespace` separates prefix caches (tenant, adapter,
     salt). Requests of one Submit share a prompt, and so its KV. `grammar` is what the answer must
-    obey, in a form that only the engine reads; b"" is free.
+    obey, in a form that only the engine reads; b"" is free. What has no slot by `deadline` is not
+    begun any more; what has goes on.
     """
 
     id: str
@@ -76,6 +81,7 @@ class Request:
     priority: int = 0
     tenant: str = ""
     arrival: float = 0.0
+    deadline: float | None = None
     cache_namespace: bytes = b""
     grammar: bytes = b""
 
@@ -291,6 +297,7 @@ class StepStats:
     prompt_rows: tuple[PromptRow, ...] = ()
     preempted: tuple[Preempted, ...] = ()
     num_refused_steps: int = 0
+    waiting: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

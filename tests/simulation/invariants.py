@@ -19,7 +19,7 @@ def check_invariants(scheduler: Scheduler, digest: Digest = sha256) -> None:
     _check_lines(scheduler)
     for sequence in scheduler.batch.running:
         _check_running(scheduler, sequence, digest)
-    for sequence in scheduler.waiting:
+    for sequence in scheduler.line:
         assert not sequence.is_running
         assert sequence.block_ids == []
         assert sequence.num_computed == sequence.num_prefill == sequence.num_published == 0
@@ -43,11 +43,28 @@ def _check_pool(scheduler: Scheduler) -> None:
 
 
 def _check_lines(scheduler: Scheduler) -> None:
-    for line in (scheduler.batch.running, scheduler.waiting):
-        keys = [s.key for s in line]
-        assert keys == sorted(set(keys)), "a line is sorted by key"
-    everyone = {id(s) for s in (*scheduler.batch.running, *scheduler.waiting)}
+    running = scheduler.batch.running
+    keys = [s.key for s in running]
+    assert keys == sorted(set(keys)), "those that run are sorted by key"
+    for lane in scheduler.line.lanes:
+        for members in (lane.waiting, lane.entered):
+            turns = [s.turn for s in members]
+            assert turns == sorted(set(turns)), "a lane is sorted by turn"
+            assert all(s.lane is lane for s in members)
+        places = [s.key for s in lane.entered]
+        assert places == sorted(set(places)), "a place keeps the order of its lane"
+        assert lane.num_running == sum(s.lane is lane for s in running)
+        unentered = [s for s in lane.waiting if not s.key]
+        assert {id(s) for s in lane.entered}.isdisjoint(id(s) for s in unentered)
+    assert len(scheduler.line) == len(list(scheduler.line))
+    tenants = Counter(s.request.tenant for s in scheduler.sequences.values())
+    assert scheduler.places.num_taken == sum(tenants.values()), "who is gone holds no place"
+    assert all(scheduler.places.num_taken_by(t) == n for t, n in tenants.items())
+    everyone = {id(s) for s in (*running, *scheduler.line)}
     assert everyone == {id(s) for s in scheduler.sequences.values()}
+    assert everyone == {
+        id(s) for lane in scheduler.line.lanes for s in (*lane.waiting, *lane.entered)
+    }
     slots = [s.slot for s in scheduler.batch.running]
     assert len(set(slots)) == len(slots) <= scheduler.limits.max_running
 

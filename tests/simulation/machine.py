@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from scheduler.policy import FirstComeFirstServed, Priority
+from scheduler.policy import Fair, FirstComeFirstServed, Priority
 from scheduler.types import SamplingParams
 from tests.simulation.rig import Rig
 
@@ -41,7 +41,16 @@ rigs = st.builds(
     prefix_caching=st.sampled_from((True, True, False)),
     max_chunk_tokens=st.sampled_from((None, 1, 5)),
     max_model_len=st.sampled_from((20, 1000)),
-    policy=st.sampled_from((FirstComeFirstServed(), Priority(ageing_seconds=3.0))),
+    policy=st.sampled_from(
+        (
+            FirstComeFirstServed(),
+            Priority(ageing_seconds=3.0),
+            Fair(),
+            Fair(Priority(ageing_seconds=3.0)),
+        )
+    ),
+    num_tenants=st.sampled_from((1, 3)),
+    weights=st.sampled_from(((), (("b", 3.0),))),
     depth=st.integers(0, 2),  # one more than the loop uses
 )
 
@@ -62,6 +71,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace=st.sampled_from((b"", b"", b"", b"other")),
         min_tokens=st.sampled_from((0, 0, 3)),
         prompt_logprobs=st.sampled_from((None, None, None, 0)),
+        tenant=st.sampled_from("abc"),
+        patience=st.sampled_from((None, None, None, 0.0, 2.0, 5.0)),
     )
     def submit(
         self,
@@ -73,6 +84,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace: bytes,
         min_tokens: int,
         prompt_logprobs: int | None,
+        tenant: str,
+        patience: float | None,
     ) -> None:
         self.rig.add_group(
             n,
@@ -81,6 +94,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             stop_token_ids=stop_token_ids,
             priority=priority,
             cache_namespace=namespace,
+            tenant=tenant,
+            deadline=None if patience is None else self.rig.clock() + patience,
             sampling=SamplingParams(min_tokens=min_tokens, prompt_logprobs=prompt_logprobs),
         )
 

@@ -33,6 +33,7 @@ from scheduler.types import (
     Tokens,
 )
 from tests.simulation.invariants import PlanCheck, check_invariants
+from tests.simulation.ledger import Ledger
 
 VOCAB = 23
 
@@ -81,6 +82,8 @@ class Rig:
         depth: int = 0,
         digest: Digest = sha256,
         model: Callable[[str, tuple[int, ...]], int] = next_token,
+        weights: tuple[tuple[str, float], ...] = (),
+        num_tenants: int = 1,
     ) -> None:
         self.capacity = KVCapacity(num_blocks, block_size, max_running, max_model_len)
         self.limits = SchedulerLimits(
@@ -90,11 +93,14 @@ class Rig:
             watermark_blocks,
             prefix_caching,
             max_chunk_tokens,
+            num_tenants=num_tenants,
+            weights=weights,
         )
         self.digest = digest
         self.scheduler = Scheduler(
             self.capacity, self.limits, policy or FirstComeFirstServed(), digest=digest
         )
+        self.ledger = Ledger(self.scheduler)
         self.clock = VirtualClock()
         self.engine = SimulatedEngine(
             self.capacity,
@@ -134,7 +140,10 @@ class Rig:
     def submit(self, *requests: Request) -> list[Event]:
         for request in requests:
             self.answers[request.id] = Answer(request)
-        return self._record(self.scheduler.handle(Submit(requests), self.clock()))
+        levels = self.ledger.levels()
+        events = self.scheduler.handle(Submit(requests), self.clock())
+        self.ledger.submitted([request.id for request in requests], levels)
+        return self._record(events)
 
     def add(self, prompt: Iterable[int], max_tokens: int = 4, **fields: object) -> Request:
         """Submits one request, alone."""
@@ -157,6 +166,8 @@ class Rig:
 
     def plan(self) -> StepPlan | None:
         """Plans a step and submits it; None if there is none, or no memory for it."""
+        self.expire()
+        self.ledger.planning(self.clock())
         check = PlanCheck(self.scheduler)
         plan = self.scheduler.schedule(self.clock())
         check.check(plan)
@@ -169,9 +180,27 @@ class Rig:
             self._take_back(plan)
             return None
         self.plans.append(plan)
+        self.ledger.planned(plan)
         self._note_published(plan)
         self.in_flight.append((plan, pending))
         return plan
+
+    def expire(self) -> list[Event]:
+        """Ends what waited too long; nothing of it was begun."""
+        now = self.clock()
+        late = [
+            request_id
+            for request_id, sequence in self.scheduler.sequences.items()
+            if sequence.request.deadline is not None
+            and sequence.request.deadline <= now
+            and not sequence.has_begun
+        ]
+        events = self._record(self.scheduler.expire(now))
+        ended = [event for event in events if isinstance(event, Finished)]
+        assert {event.reason for event in ended} <= {FinishReason.EXPIRED}
+        assert sorted(event.request_id for event in ended) == sorted(late)
+        assert not any(self.num_computed(request_id) for request_id in late)
+        return events
 
     def _take_back(self, plan: StepPlan) -> None:
         """Nobody of the plan runs any more; none fails but a small row alone, at its third try."""
@@ -224,7 +253,7 @@ class Rig:
         assert self.scheduler.idle, f"not done after {max_steps} steps"
         assert self.scheduler.batch.pool.num_available == self.capacity.num_blocks
         assert not self.scheduler.batch.running
-        assert not self.scheduler.waiting
+        assert not len(self.scheduler.line)
 
     def _faults(self, plan: StepPlan) -> list[tuple[int, str]]:
         rows = [(i, "injected") for i, r in enumerate(plan.seq_ids) if r in self.failing]
@@ -235,6 +264,8 @@ class Rig:
 
     def _record(self, events: list[Event]) -> list[Event]:
         check_invariants(self.scheduler, self.digest)
+        self.ledger.told(events)
+        self.ledger.check()
         for event in events:
             if isinstance(event, StepStats):
                 self.stats.append(event)

@@ -19,8 +19,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from scheduler.batch import Batch
 from scheduler.block_pool import BlockPool
+from scheduler.deadlines import Deadlines
 from scheduler.draft import Draft
 from scheduler.entry import EntryFinder
+from scheduler.line import Lane, Line
 from scheduler.prefix import KeyChain
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import Sequence
@@ -175,7 +177,28 @@ BUGS = (
         "pass",
     ),
     Bug("victim in the plan", Scheduler, "_free_a_block", "running[-1]", "running[0]"),
-    Bug("re-enter with a token pending", Scheduler, "_admit", "if sequence.num_pending:", "if 0:"),
+    Bug(
+        "re-enter with a token pending",
+        Scheduler,
+        "_admit",
+        "if sequence is None or sequence.num_pending:",
+        "if sequence is None:",
+    ),
+    Bug("charge nobody", Lane, "charge", "self.served += cost / self.weight", "pass"),
+    Bug("forget the weight", Lane, "charge", "cost / self.weight", "cost"),
+    Bug("count idle time as a claim", Line, "join", "if not lane.waiting:", "if 0:"),
+    Bug("serve the most served", Line, "first", "claim < best[0]", "claim > best[0]"),
+    Bug("pay for what was not computed", Line, "leave", "if not sequence.has_sampled", "if 0"),
+    Bug("wait on past the deadline", Deadlines, "due", "[0] <= now", "[0] < now"),
+    Bug("end what has begun", Scheduler, "expire", "and not sequence.has_begun", ""),
+    Bug(
+        "keep the place of what is over",
+        Scheduler,
+        "_finish",
+        "self.places.give_back(request.tenant)",
+        "pass",
+    ),
+    Bug("stay in line when it is over", Line, "leave", "self._stop_waiting(sequence)", "pass"),
     Bug("lose an abort", Scheduler, "handle", "if i in self.sequences]", "if 0]"),
     Bug("finish twice", Scheduler, "_finish", "del self.sequences[request.id]", "pass"),
     Bug("run on after a stop token", Scheduler, "_apply_row", "if token in", "if 0 and token in"),

@@ -1,0 +1,68 @@
+"""Places: how many requests may be accepted and unfinished, and that no tenant takes them all.
+
+The one rule for the server's door, which asks early, and the scheduler, which has the last word:
+who counts at least what another counts, refuses whatever the other refuses. It must not know
+sequences or the clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+from scheduler.limits import SchedulerLimits
+
+# Where several tenants may come, this part of the places is for those below their share.
+_RESERVED = 8
+
+
+class Refusal(StrEnum):
+    """Why there is no place."""
+
+    FULL = "too many requests are waiting"
+    SHARE = "this key has its share of the places for waiting requests"
+
+
+class Places:
+    """Who holds how many. A lone tenant of the server may take all."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.num_taken = 0
+        self._num_places = limits.max_running + limits.max_waiting
+        self._num_tenants = limits.num_tenants
+        self._weights = dict(limits.weights)
+        self._taken: Counter[str] = Counter()
+
+    def refusal(self, tenant: str, count: int) -> Refusal | None:
+        """Why `tenant` gets no `count` places, or None."""
+        left = self._num_places - self.num_taken - count
+        is_short = self._num_tenants > 1 and left < -(-self._num_places // _RESERVED)
+        if is_short and self._taken[tenant] + count > self._share(tenant):
+            return Refusal.SHARE
+        return Refusal.FULL if left < 0 else None
+
+    def take(self, tenant: str, count: int) -> None:
+        self.num_taken += count
+        self._taken[tenant] += count
+
+    def give_back(self, tenant: str) -> None:
+        self.num_taken -= 1
+        self._taken[tenant] -= 1
+        if not self._taken[tenant]:
+            del self._taken[tenant]
+
+    def clear(self) -> None:
+        """Nobody holds any."""
+        self.num_taken = 0
+        self._taken.clear()
+
+    def num_taken_by(self, tenant: str) -> int:
+        return self._taken[tenant]
+
+    def _share(self, tenant: str) -> float:
+        """By weight, among those who hold places, `tenant`, and one that has yet to come."""
+        names = {*self._taken, tenant}
+        total = sum(self._weights.get(name, 1.0) for name in sorted(names))
+        if len(names) < self._num_tenants:
+            total += 1.0
+        return self._num_places * self._weights.get(tenant, 1.0) / total
