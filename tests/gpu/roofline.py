@@ -234,6 +234,11 @@ the first measured run (`bench/gpu_check.sh`) can be held against them.
 - Launches are those of a step without a graph; a captured decode step replays those of its layers
   as one. The embedding, the logits and the sampler stay outside of the graph; with overlapped
   steps the host queues them while the step before is running.
+- To hold a run against it: `bench/gpu_check.sh` writes one JSON file. Its `MODEL decode BATCH x
+  CONTEXT graphs depth 1` is a row below: `busy_milliseconds` is the device's part, to be compared
+  with "predicted"; `step_milliseconds` above it is time in which the host did not keep up
+  (`idle_share`). `share_of_floor` there is the last column here. `kernels` begins with what the
+  device reaches in a copy and in a product: the two rates of the floor.
 """
 
 
