@@ -1,4 +1,4 @@
-"""docs/gpu-roofline.md is what the code of today gives; its floors are those of the models' shapes."""
+"""docs/gpu-roofline.md is what the code of today gives; floors are those of the models' shapes."""
 
 from __future__ import annotations
 
