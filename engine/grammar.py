@@ -283,5 +283,6 @@ def _taken_apart(spec: bytes) -> tuple[str, tuple[int, bytes, bytes] | None, boo
 def _reason(matcher: LLMatcher) -> str:
     """One line of bounded length."""
     text = matcher.get_error().replace("<non-verbose/>", "").replace("^", " ")
+    text = text.replace("NoExtensionBias", "no text can satisfy it")  # the library's own name
     lines = [" ".join(line.split()) for line in text.splitlines()]
     return " ".join(line for line in lines if line and "|" not in line)[:300] or "no reason given"

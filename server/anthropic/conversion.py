@@ -60,7 +60,7 @@ def parse_count(raw: Json) -> Parsed[ChatRequest]:
 
 def _split(given: Json) -> tuple[Json, Json]:
     for name, value in given.items():
-        if name in REFUSED:
+        if name in REFUSED and value not in ([], {}):
             raise InvalidRequest(NOT_HERE, param=name, code="unsupported_parameter")
         if name in MessagesRequest.model_fields or name in SHARED:
             continue

@@ -48,8 +48,6 @@ class FileRoutes:
             return list(of.files(tenant, purpose))
 
         rows = await self._database.run(read)
-        if request.query_params.get("order") == "asc":
-            rows.reverse()
         return JSONResponse(page_of([file_object(row) for row in rows], request))
 
     async def _retrieve(self, request: Request) -> Response:

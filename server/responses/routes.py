@@ -67,13 +67,10 @@ class ResponseRoutes:
         return JSONResponse((await self._find(request)).body)
 
     async def _input_items(self, request: Request) -> Response:
-        """The newest first, unless `order` is asc."""
         found = await self._find(request)
         given = found.items[: found.num_earlier + found.num_input]
         data = [{"id": f"item_{index}", **item} for index, item in enumerate(given)]
-        if request.query_params.get("order", "desc") != "asc":
-            data.reverse()
-        return JSONResponse(page_of(data, request))
+        return JSONResponse(page_of(data[::-1], request))
 
     async def _count(self, fields: ResponseRequest, context: RequestContext) -> Json:
         model = self._services.model()

@@ -226,7 +226,7 @@ async def test_errors_have_this_apis_form_on_its_paths_only() -> None:
 async def test_what_is_not_served_is_refused_by_name() -> None:
     image = {"type": "image", "source": {"type": "url", "url": "http://x"}}
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"mcp_servers": []}, "mcp_servers"),
+        ({"mcp_servers": [{"name": "m"}]}, "mcp_servers"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_json": {}}, "guided_json"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking_token_budget"),
@@ -242,10 +242,12 @@ async def test_what_is_not_served_is_refused_by_name() -> None:
             answer = await server.client.post(MESSAGES, json=body() | fields)
             assert answer.status_code == 400, fields
             assert words in answer.json()["error"]["message"], (fields, answer.text)
-        ok = body(thinking={"type": "disabled"}, metadata={"user_id": "u"}, whatever=1)
+        ok = body(
+            thinking={"type": "disabled"}, metadata={"user_id": "u"}, whatever=1, mcp_servers=[]
+        )
         answer = await server.client.post(MESSAGES, json=ok)
         assert answer.status_code == 200
-        assert answer.headers["x-paceline-ignored-params"] == "metadata, whatever"
+        assert answer.headers["x-paceline-ignored-params"] == "metadata, whatever, mcp_servers"
 
 
 @in_loop

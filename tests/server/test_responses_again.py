@@ -192,4 +192,5 @@ async def test_input_items_come_in_pages() -> None:
             seen += [item["content"] for item in page["data"]]
             after = {"after": page["last_id"]}
         assert seen == [item["content"] for item in said]
-        assert (await server.client.get(path, params={"limit": "0"})).status_code == 400
+        for wrong in ({"limit": "0"}, {"order": "up"}, {"after": "item_99"}):
+            assert (await server.client.get(path, params=wrong)).status_code == 400

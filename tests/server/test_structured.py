@@ -143,6 +143,23 @@ async def test_degenerate_constraint_is_a_400_and_never_reaches_the_engine(name:
 
 
 @in_loop
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": schema_format({"$ref": "#"})},
+        {"structured_outputs": {"grammar": "start: start"}},
+        {"structured_outputs": {"regex": "[^\\x00-\\x{10FFFF}]"}},
+    ],
+    ids=["schema", "grammar", "regex"],
+)
+async def test_a_constraint_that_no_text_satisfies_is_told_so(fields: dict[str, Any]) -> None:
+    async with house(GrammarEngine()) as server:
+        answer = await server.chat("hi", **fields)
+    assert answer.status_code == 400
+    assert "no text can satisfy it" in answer.json()["error"]["message"]
+
+
+@in_loop
 async def test_bad_grammar_after_a_good_one_and_before_it() -> None:
     """B062."""
     good = {"structured_outputs": {"grammar": 'root ::= "a"'}}
