@@ -96,7 +96,9 @@ class Reader:
     def __init__(self, reading: Reading) -> None:
         self._splitter = None if reading.thinking is None else ThoughtSplitter(reading.thinking)
         self._calls = _call_reader(reading)
-        self._is_named = reading.tools is not None and reading.tools.choice is ToolChoice.NAMED
+        choice = None if reading.tools is None else reading.tools.choice
+        self._is_named = choice is ToolChoice.NAMED
+        self._must_call = choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
 
     def feed(self, text: str) -> list[ChatPiece]:
         if self._splitter is None:
@@ -109,7 +111,12 @@ class Reader:
         if self._splitter is not None:
             thought, answer = self._splitter.finish()
             pieces = [*_thought(thought), *self._answer(answer)]
-        return pieces if self._calls is None else [*pieces, *self._calls.finish()]
+        if self._calls is None:
+            return pieces
+        rest = self._calls.finish()
+        if self._must_call:  # then it is the beginning of a call that was cut, and no content
+            rest = [piece for piece in rest if not isinstance(piece, Content)]
+        return [*pieces, *rest]
 
     @property
     def has_calls(self) -> bool:

@@ -152,6 +152,18 @@ async def test_cut_call_ends_with_length() -> None:
 
 
 @in_loop
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
+async def test_what_was_cut_before_the_name_of_a_call_is_no_content(choice: Any) -> None:
+    async with house(caller(CALLS.partition("\n")[2])) as server:
+        for limit in (1, 9, 20):
+            body = {"tools": TOOLS, "tool_choice": choice, "max_tokens": limit}
+            plain = (await server.chat("call", **body)).json()["choices"][0]
+            stream = events((await server.chat("call", stream=True, **body)).text)
+            assert plain["finish_reason"] == "length"
+            assert (plain["message"]["content"] or "") == texts(stream).get(0, "") == ""
+
+
+@in_loop
 async def test_answer_without_a_call_has_content_and_no_tool_calls() -> None:
     async with house(caller("Just text.")) as server:
         choice = (await server.chat("call", tools=TOOLS)).json()["choices"][0]
