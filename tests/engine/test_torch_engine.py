@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from scheduler.loop import ServingLoop
 from scheduler.policy import FirstComeFirstServed
 from scheduler.scheduler import Scheduler
 from scheduler.types import (
+    Abort,
     Command,
     Drain,
     Event,
@@ -133,9 +135,13 @@ def serve(
     depth: int = 0,
     max_step_tokens: int = 256,
     arrivals: Callable[[int], int] = lambda _: 0,
+    aborts: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
     watermark_blocks: int = 1,
 ) -> Served:
-    """All requests through scheduler and loop; request i arrives in turn arrivals(i)."""
+    """All requests through scheduler and loop; request i arrives in turn arrivals(i).
+
+    `aborts`: by turn, which requests to end.
+    """
     limits = SchedulerLimits(
         max_step_tokens=max_step_tokens,
         max_waiting=1000,
@@ -146,6 +152,8 @@ def serve(
     turns: dict[int, list[Command]] = {}
     for index, request in enumerate(requests):
         turns.setdefault(arrivals(index), []).append(Submit((request,)))
+    for turn, names in aborts.items():
+        turns.setdefault(turn, []).append(Abort(names))
     turns.setdefault(max(turns), []).append(Drain())
     served = Served({request.id: Answer() for request in requests})
 
