@@ -48,6 +48,11 @@ def prepare_completion(
     """A group for each prompt, in order; choices count through all of them."""
     prompts = read_prompts(fields.prompt)
     _check_fields(fields, len(prompts))
+    if len(prompts) * fields.num_sequences > model.max_group:  # it would be too busy for ever
+        raise InvalidRequest(
+            f"This server holds at most {model.max_group} sequences; these are more.",
+            param="n" if len(prompts) == 1 else "prompt",
+        )
     answer = answer_part(fields.response_format, fields.structured_outputs)
     grammar = None if answer is None else Grammar("start: @answer", {"answer": answer})
     generated = fields.logprobs

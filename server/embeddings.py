@@ -140,7 +140,7 @@ def embeddings_route(services: Services) -> BodyRoute[EmbeddingRequest]:
         groups = await services.workers.run(lambda: prepare_inputs(fields, model, origin))
         clock.tokenized = services.now()
         services.begin_timeline(context, answer_id, clock, groups)
-        await _run(services, groups, clock, context)
+        await _run(services, groups, clock, context, min(WINDOW, model.max_group))
         vectors = [shape_vector(group.choices[0].pooled, fields) for group in groups]
         num_tokens = sum(len(group.requests[0].prompt) for group in groups)
         return {
@@ -161,19 +161,25 @@ def embeddings_route(services: Services) -> BodyRoute[EmbeddingRequest]:
 
 
 async def _run(
-    services: Services, groups: Sequence[PromptGroup], clock: RequestClock, context: RequestContext
+    services: Services,
+    groups: Sequence[PromptGroup],
+    clock: RequestClock,
+    context: RequestContext,
+    size: int,
 ) -> None:
+    """`size` inputs at a time."""
+
     async def nothing(index: int, delta: Delta) -> None:
         """What there is to show is the vector, which the choice keeps."""
         del index, delta
 
     timeline = context.timeline
-    for begin in range(0, len(groups), WINDOW):
-        window = groups[begin : begin + WINDOW]
+    for begin in range(0, len(groups), size):
+        window = groups[begin : begin + size]
         generation = Generation(
             services.core, services.metrics, clock, services.now, window, context.id
         )
-        is_last = begin + WINDOW >= len(groups)
+        is_last = begin + size >= len(groups)
         await (generation.run(nothing) if is_last else generation.run_part(nothing))
         if timeline is not None:
             timeline.num_cached += sum(group.cached_tokens or 0 for group in window)

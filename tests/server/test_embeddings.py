@@ -195,6 +195,16 @@ async def test_many_inputs_are_one_request_in_timeline_log_and_metrics(
 
 
 @in_loop
+async def test_a_small_server_takes_many_inputs_in_turns(family: Any) -> None:
+    path, _ = family
+    limits = replace(CHUNKS, max_waiting=3, max_running=2)
+    async with house(torch_engine(path), limits=limits) as server:
+        answer = await server.client.post(EMBEDDINGS, json={"input": ["a"] * 12})
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["data"]) == 12
+
+
+@in_loop
 async def test_bad_inputs_are_refused_by_name(family: Any) -> None:
     path, _ = family
     bad: list[tuple[dict[str, Any], str]] = [

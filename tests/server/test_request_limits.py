@@ -83,7 +83,10 @@ async def test_more_choices_than_the_server_holds_are_refused_for_good() -> None
     limits = SchedulerLimits(max_step_tokens=64, max_waiting=2, max_running=2, watermark_blocks=0)
     async with house(greeter(), limits=limits) as server:
         await refused_field(server, "n", 5)
+        body = json.dumps({"prompt": ["greet"] * 5}).encode()
+        await refused(server, COMPLETIONS, body, param="prompt")  # 429 would be tried for ever
         assert (await server.complete("greet", n=4)).status_code == 200
+        assert (await server.complete(["greet"] * 4)).status_code == 200
 
 
 @in_loop
