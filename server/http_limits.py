@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +29,11 @@ log = logging.getLogger("paceline.http")
 # A new connection has this long to send its first head, a begun head to end.
 HEAD_SECONDS = 30.0
 MAX_HEADERS = 256
+# An idle connection stays for longer than those before us keep theirs (load balancers, Go: 60 to
+# 120 s), so that it is they who close it: a request that meets our closing gets a reset, or a 502.
+IDLE_SECONDS = 130
+# While half of the descriptors are taken by connections, an idle one makes room sooner.
+IDLE_SECONDS_IN_A_CROWD = 5
 
 
 class Refusal(NamedTuple):
@@ -216,6 +222,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         is_last = not self.pipeline
+        is_crowd = 2 * len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.timeout_keep_alive = IDLE_SECONDS_IN_A_CROWD if is_crowd else IDLE_SECONDS
         super().on_response_complete()
         if is_last and self._last_words is not None:
             self._say(self._last_words)

@@ -45,9 +45,11 @@ async def echo(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], sen
 
 
 @asynccontextmanager
-async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connection(
+    http: type[LimitedProtocol] = Quick,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     with bind("127.0.0.1", 0) as listener:
-        config = uvicorn.Config(echo, http=Quick, ws="none", log_config=None, lifespan="off")
+        config = uvicorn.Config(echo, http=http, ws="none", log_config=None, lifespan="off")
         server = HttpServer(config)
         serving = asyncio.create_task(server.serve([listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -246,6 +248,30 @@ def test_a_head_that_begins_in_the_last_piece_of_a_body_goes_on() -> None:
         assert (await reader.readuntil(b"\r\n\r\n0")).startswith(b"HTTP/1.1 200 ")
 
     run(talk)
+
+
+@pytest.mark.parametrize(("limit", "at_least"), [(1 << 20, 121), (1, 0)], ids=["room", "crowd"])
+def test_an_idle_connection_outlives_those_of_proxies(
+    monkeypatch: pytest.MonkeyPatch, limit: int, at_least: int
+) -> None:
+    """kserve/kserve#5446: what we close first, a proxy may just be sending its next request on."""
+    monkeypatch.setattr("server.http_limits.resource.getrlimit", lambda _kind: (limit, limit))
+    left: list[float] = []
+
+    class Noted(Quick):
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            assert self.timeout_keep_alive_task is not None
+            left.append(self.timeout_keep_alive_task.when() - self.loop.time())
+
+    async def check() -> None:
+        async with connection(Noted) as (reader, writer):
+            writer.write(HEAD + b"content-length: 3\r\n\r\nabc")
+            await reader.readuntil(b"\r\n\r\n3")
+
+    asyncio.run(check())
+    assert len(left) == 1
+    assert at_least < left[0] < at_least + 10
 
 
 H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
