@@ -51,11 +51,6 @@ class Places:
         if not self._taken[tenant]:
             del self._taken[tenant]
 
-    def clear(self) -> None:
-        """Nobody holds any."""
-        self.num_taken = 0
-        self._taken.clear()
-
     def num_taken_by(self, tenant: str) -> int:
         return self._taken[tenant]
 

@@ -39,6 +39,7 @@ from server.error_answers import error_answer
 from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound
 from server.grammar_checks import GrammarChecks
 from server.inference import Endpoint, InferenceApp, Services, Workers
+from server.keys import tenants
 from server.logprobs import TokenNames
 from server.metrics import CoreFacts, Metrics, SloLimits
 from server.middleware import REQUEST_ID, ContextMiddleware
@@ -80,6 +81,8 @@ def create_app(
     metrics = Metrics(
         limits=SloLimits(config.ttft_limit_seconds, config.tpot_limit_seconds),
         read_core=lambda: _core_facts(core),
+        tenants=tenants(config.api_keys),
+        read_tenant=lambda name: (core.num_unfinished_of(name), core.num_waiting_of(name)),
     )
     recorder = Recorder(config.timelines, time.monotonic)
 

@@ -5,9 +5,7 @@ Decides by scope["path"], which is what the router sees; never by a URL built fr
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,10 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.error_answers import error_answer
 from server.errors import ApiError, Forbidden, Unauthorized
+from server.keys import digest_of, parse_entry
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 ADMIN_PATHS = "/admin/"
-_NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,64})(\+admin)?:(.+)")
 
 
 class Key(NamedTuple):
@@ -27,20 +25,16 @@ class Key(NamedTuple):
 
 
 class ApiKeys:
-    """The keys of this server. An entry is a key, or `name:key`; the name becomes the tenant.
+    """The keys of this server, in the form of keys.py. Two keys may share a tenant.
 
-    A key without a name stands for itself: its tenant is a digest of it. Two keys may share a name.
-    `name+admin:key` is an operator's: it sees the requests of all, others those of their tenant.
-    Once there is such a key, what is for operators asks for one.
+    An operator's sees the requests of all, others those of their tenant. Once there is such a key,
+    what is for operators asks for one.
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
         self._keys: dict[bytes, Key] = {}
-        for entry in entries:
-            named = _NAMED_KEY.fullmatch(entry)
-            digest = _digest((named[3] if named else entry).encode())
-            tenant = named[1] if named else "key-" + digest.hex()[:16]
-            self._keys[digest] = Key(tenant, bool(named and named[2]))
+        for entry in map(parse_entry, entries):
+            self._keys[entry.digest] = Key(entry.tenant, entry.is_admin)
         self.has_admins = any(key.is_admin for key in self._keys.values())
 
     def __bool__(self) -> bool:
@@ -48,16 +42,12 @@ class ApiKeys:
 
     def find(self, given: bytes) -> Key | None:
         """Compares with every key in constant time each, so time tells nothing about any."""
-        wanted = _digest(given)
+        wanted = digest_of(given)
         found = None
         for digest, key in self._keys.items():
             if hmac.compare_digest(digest, wanted):
                 found = key
         return found
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 class AuthMiddleware:

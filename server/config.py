@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.limits import SchedulerLimits
+from server.keys import tenants
 from server.options import GROUPS, OPTIONS, TOGGLES, Option, key
 
 
@@ -45,6 +46,7 @@ class ServerConfig:
     max_output_tokens: int | None = None
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    max_queue_seconds: float | None = None
     keepalive_seconds: float = 15.0
     drain_seconds: float = 30.0
     stall_seconds: float = 60.0
@@ -100,7 +102,7 @@ def _defaults() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for default in (ServerConfig(), EngineConfig(), DEFAULT_LIMITS):
         found |= {field.name: getattr(default, field.name) for field in fields(default)}
-    return found
+    return found | {"policy": None}  # it depends on the keys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -217,6 +219,7 @@ def read_settings(arguments: argparse.Namespace, environment: Mapping[str, str])
         keys += _read_keys(values.pop("api_key_file"))
     values |= {"api_keys": keys, "cors_origins": values.pop("cors_origin", ())}
     values = _defaults() | values
+    values |= _sharing(keys, values["policy"])
     values["max_step_seconds"] = values["tpot_limit_seconds"]  # steps are paced to it
     settings = Settings(
         ServerConfig(**_pick(ServerConfig, values)),
@@ -225,6 +228,19 @@ def read_settings(arguments: argparse.Namespace, environment: Mapping[str, str])
     )
     _check(settings)
     return settings
+
+
+def _sharing(keys: Sequence[str], policy: str | None) -> dict[str, Any]:
+    """How tenants share the server."""
+    try:
+        weights = tenants(keys)
+    except ValueError as error:
+        raise ConfigError(f"--api-key: {error}") from None
+    return {
+        "policy": policy or ("fair" if len(weights) > 1 else "fcfs"),
+        "num_tenants": max(len(weights), 1),
+        "weights": tuple((name, weight) for name, weight in weights.items() if weight != 1),
+    }
 
 
 def _pick(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from enum import StrEnum
 
 from scheduler.policy import max_total_tokens, never_fits
 from scheduler.types import Finished, FinishReason, KVMap, Request, StepStats, Tokens
+from server.door import Door, Rates
 from server.event_backlog import Answer
-from server.retry_after import RetryAfter
 from server.wire import (
     Commands,
     CoreInfo,
@@ -53,16 +53,6 @@ class CoreUnavailable(Exception):
 
     def __init__(self, message: str, retry_after_seconds: float) -> None:
         super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
-
-
-class QueueFull(Exception):
-    """The whole group was refused: too many wait. The estimate is explained in retry_after.py."""
-
-    def __init__(self, retry_after_seconds: float) -> None:
-        super().__init__(
-            f"too many requests are waiting; try again in {retry_after_seconds:.0f} seconds"
-        )
         self.retry_after_seconds = retry_after_seconds
 
 
@@ -172,8 +162,8 @@ class CoreClient:
         self._open: set[CoreStream] = set()  # contexts that have not been left
         self._streams: dict[str, CoreStream] = {}  # by id, of requests that somebody waits for
         self._unfinished: set[str] = set()  # by id, of requests that the core still owes an end
-        self._num_running = 0
-        self._retry_after = RetryAfter()
+        self._rates = Rates()
+        self._door: Door | None = None  # once the core was ready
         self._submits: list[Group] = []
         self._aborts: list[str] = []
         self._flush_due = False
@@ -196,7 +186,18 @@ class CoreClient:
     @property
     def num_waiting(self) -> int:
         """Of these, those that did not run when the core last spoke; the newest count too."""
-        return max(len(self._unfinished) - self._num_running, 0)
+        return self._door.num_waiting if self._door else 0
+
+    def num_unfinished_of(self, tenant: str) -> int:
+        return self._door.num_unfinished_of(tenant) if self._door else 0
+
+    def num_waiting_of(self, tenant: str) -> int | None:
+        """None where all tenants wait in one lane."""
+        return self._door.num_waiting_of(tenant) if self._door else 0
+
+    def retry_after_seconds(self, tenant: str) -> float:
+        """For a request that was not begun in time."""
+        return self._door.retry_after_seconds(tenant, self._clock()) if self._door else 1.0
 
     def last_step_age(self) -> float | None:
         """Seconds since the last sign of life of a core that has work; None if it has none."""
@@ -209,7 +210,8 @@ class CoreClient:
         """The events of these requests: all are accepted or none.
 
         They share a prompt, and their ids are unique among all open requests. Leaving the context
-        aborts what is unfinished. Raises CoreUnavailable, QueueFull, NeverFits on entering.
+        aborts what is unfinished. Raises CoreUnavailable, QueueFull, WaitTooLong, NeverFits on
+        entering.
         """
         stream = self._enter(requests)
         try:
@@ -222,20 +224,19 @@ class CoreClient:
             reason = _UNAVAILABLE[self.state]
             raise CoreUnavailable(str(reason), reason.retry_after_seconds)
         assert self.info is not None
+        assert self._door is not None
         if any(never_fits(request, self.info.capacity) for request in requests):
             raise NeverFits(
                 f"prompt and answer exceed {max_total_tokens(self.info.capacity)} tokens"
             )
-        # The scheduler's own rule; ours counts at least what it counts, so it never refuses.
-        limits = self.info.limits
-        if self.num_unfinished + len(requests) > limits.max_running + limits.max_waiting:
-            raise QueueFull(self._retry_after.promise(len(requests), self._clock()))
+        self._door.check(requests, self._clock())
         stream = CoreStream(request.id for request in requests)
         assert len(stream.unfinished) == len(requests), "ids are unique"
         assert stream.unfinished.isdisjoint(self._unfinished), "ids are unique"
         if not self._unfinished:
             self._last_sign = self._clock()
         self._unfinished |= stream.unfinished
+        self._door.enter(requests)
         self._streams |= dict.fromkeys(stream.unfinished, stream)
         self._open.add(stream)
         self._none_open.clear()
@@ -340,6 +341,7 @@ class CoreClient:
                 self.on_loading(loading)
             case Ready(info):
                 self.info = info
+                self._door = Door(info.limits, self._rates)
                 if self.state is not CoreState.DRAINING:
                     self.state = CoreState.READY
                 self.on_ready(info)
@@ -355,11 +357,13 @@ class CoreClient:
                 stream.add_tokens(tokens)
         for finished in step.finished:
             self._unfinished.discard(finished.request_id)
-            self._retry_after.ended(self._last_sign)
+            if self._door is not None:
+                self._door.end(finished, self._last_sign)
             if stream := self._streams.pop(finished.request_id, None):
                 stream.add_finished(finished)
         for stats in step.stats:
-            self._num_running = stats.num_running
+            if self._door is not None:
+                self._door.observe(stats)
             self.on_stats(stats)
         if step.kv_map is not None:
             self.on_kv_map(step.kv_map)
@@ -379,7 +383,7 @@ class CoreClient:
         self._unfinished.clear()
         self._submits.clear()
         self._aborts.clear()
-        self._num_running = 0
         if self.info is not None:
+            self._door = Door(self.info.limits, self._rates)
             num_blocks = self.info.capacity.num_blocks
             self.on_stats(StepStats(0, 0, 0, num_blocks, 0, 0))

@@ -174,10 +174,17 @@ async def _run(
         del index, delta
 
     timeline = context.timeline
+    patience = services.patience(context, streams=False)
     for begin in range(0, len(groups), size):
         window = groups[begin : begin + size]
         generation = Generation(
-            services.core, services.metrics, clock, services.now, window, context.id
+            services.core,
+            services.metrics,
+            clock,
+            services.now,
+            window,
+            context.id,
+            patience if begin == 0 else None,
         )
         is_last = begin + size >= len(groups)
         await (generation.run(nothing) if is_last else generation.run_part(nothing))

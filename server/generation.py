@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from engine.errors import CONSTRAINT
+from scheduler.places import Refusal
 from scheduler.types import Finished, FinishReason, Request, Tokens
 from server.choice import Choice, Delta
 from server.core_client import (
@@ -21,8 +22,8 @@ from server.core_client import (
     CoreStream,
     CoreUnavailable,
     NeverFits,
-    QueueFull,
 )
+from server.door import QueueFull, WaitTooLong
 from server.errors import (
     ApiError,
     GenerationFailed,
@@ -33,6 +34,7 @@ from server.errors import (
 )
 from server.grammar_text import Grammar
 from server.metrics import Metrics
+from server.patience import Patience, hurry
 from server.reading import Reading
 from server.timings import RequestClock
 
@@ -84,6 +86,7 @@ class Generation:
         now: Callable[[], float],
         groups: Sequence[PromptGroup],
         request_id: str = "",
+        patience: Patience | None = None,
     ) -> None:
         self._core = core
         self._metrics = metrics
@@ -92,6 +95,8 @@ class Generation:
         self._groups = groups
         self.direct: Direct | None = None
         self._request_id = request_id
+        self._patience = patience
+        self._served = metrics.tokens_of(groups[0].requests[0].tenant)
         self._times: dict[int, ChoiceTimes] = {}
         self._tpots: list[float] = []  # of the choices that ended
 
@@ -134,11 +139,19 @@ class Generation:
 
     async def _open(self, stack: AsyncExitStack, group: PromptGroup) -> CoreStream:
         try:
-            return await stack.enter_async_context(self._core.stream(group.requests))
+            # Further prompts wait for the first ones as well, which says nothing about the server.
+            patience = self._patience if group is self._groups[0] else None
+            requests = hurry(group.requests, patience)
+            return await stack.enter_async_context(self._core.stream(requests))
         except QueueFull as error:
             raise Overloaded(
-                f"The server is busy: {error}.", headers=retry_headers(error.retry_after_seconds)
+                f"The server is busy: {error}.",
+                code="tenant_queue_full" if error.refusal is Refusal.SHARE else None,
+                headers=retry_headers(error.retry_after_seconds),
             ) from None
+        except WaitTooLong as error:
+            assert self._patience is not None
+            raise self._patience.hopeless(error.wait_seconds, error.retry_after_seconds) from None
         except NeverFits as error:
             raise InvalidRequest(
                 f"The request does not fit: {error}.", code="context_length_exceeded"
@@ -209,12 +222,20 @@ class Generation:
                 group.cached_tokens = event.first.cached_tokens
                 self._metrics.prompt_tokens.inc(len(group.requests[0].prompt))
                 self._metrics.cached_tokens.inc(event.first.cached_tokens)
+                self._served.prompt += len(group.requests[0].prompt)
+                self._served.cached += event.first.cached_tokens
         before = choice.num_tokens
         delta = choice.add(event)
         self._metrics.generated_tokens.inc(choice.num_tokens - before)
+        self._served.generated += choice.num_tokens - before
         return delta
 
     def _end(self, choice: Choice, event: Finished) -> Delta:
+        if event.reason is FinishReason.EXPIRED:
+            assert self._patience is not None
+            choice.finish_reason = event.reason
+            tenant = self._groups[0].requests[0].tenant
+            raise self._patience.late(self._core.retry_after_seconds(tenant))
         if choice.finish_reason is None and event.reason in (
             FinishReason.ERROR,
             FinishReason.ABORT,

@@ -38,6 +38,7 @@ from server.grammar_checks import GrammarChecks
 from server.logprobs import TokenNames
 from server.metrics import Metrics
 from server.middleware import RequestContext
+from server.patience import Late, Patience, patience
 from server.prepare import ServedModel
 from server.recorder import Recorder
 from server.requests import RequestOrigin, TokenLimits
@@ -138,6 +139,16 @@ class Services:
                 self.tokenizer.decode(group.requests[0].prompt, skip_special_tokens=False)
                 for group in groups
             ]
+
+    def patience(self, context: RequestContext, *, streams: bool) -> Patience | None:
+        """Raises InvalidRequest."""
+        return patience(
+            context.headers,
+            received=context.received,
+            now=self.now(),
+            max_queue_seconds=self.config.max_queue_seconds,
+            streams=streams,
+        )
 
     def model(self) -> ServedModel:
         """Raises Unavailable unless the core is known and takes requests."""
@@ -292,7 +303,10 @@ class OneAnswer(Generic[FieldsT]):
             except Exception as error:
                 if not events.started:
                     raise
-                await events.fail(as_api_error(error, self._context.id))
+                failure = as_api_error(error, self._context.id)
+                if isinstance(failure, Late):
+                    self._services.metrics.count_error(failure)
+                await events.fail(failure)
             else:
                 await events.end()
 
@@ -341,6 +355,7 @@ class OneAnswer(Generic[FieldsT]):
         """Template and tokenizer run in a worker thread."""
         services = self._services
         wish = check_wish(self._fields)
+        limit = services.patience(self._context, streams=self._fields.stream)
         answer_id = uuid.uuid4().hex
         origin = RequestOrigin(answer_id, self._clock.received, self._context.tenant)
         groups = await services.workers.run(
@@ -356,7 +371,13 @@ class OneAnswer(Generic[FieldsT]):
         num_choices = sum(len(group.choices) for group in groups)
         form = self._endpoint.make_format(heading, self._model.token_names, groups, self._fields)
         generation = Generation(
-            services.core, services.metrics, self._clock, services.now, groups, self._context.id
+            services.core,
+            services.metrics,
+            self._clock,
+            services.now,
+            groups,
+            self._context.id,
+            limit,
         )
         if wish is None:
             return generation, form, num_choices

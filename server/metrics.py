@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from scheduler.types import KVCapacity, StepStats
 from server.errors import ApiError
-from server.tallies import Count, Distribution
+from server.tallies import Count, Distribution, TenantTokens
 from server.timings import TTFT_PARTS, Timings
 
 _TENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -37,6 +37,8 @@ TOKEN_BUCKETS = (*_FINE, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 
+# More names of keys than this have no series of their own.
+MAX_TENANTS = 256
 # An exemplar has at most 128 characters, its label name among them.
 _MAX_EXEMPLAR_ID = 100
 
@@ -103,6 +105,42 @@ class CoreCollector(Collector):
             yield info
 
 
+class TenantCollector(Collector):
+    """What operators see of fairness, by name of the key: what each was served, and what waits."""
+
+    def __init__(
+        self, served: dict[str, TenantTokens], read: Callable[[str], tuple[int, int | None]]
+    ) -> None:
+        self._served = served
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        tokens = CounterMetricFamily(
+            "paceline_tenant_tokens",
+            "Tokens served by name of the key: new and cached ones of prompts, and generated ones.",
+            labels=("key", "kind"),
+        )
+        open_ = GaugeMetricFamily(
+            "paceline_tenant_requests",
+            "Sequences accepted and unfinished, by name of the key.",
+            labels=("key",),
+        )
+        waiting = GaugeMetricFamily(
+            "paceline_tenant_requests_waiting",
+            "Of these, those that do not run, by name of the key (with --policy fair).",
+            labels=("key",),
+        )
+        for name, served in self._served.items():
+            tokens.add_metric((name, "prompt"), served.prompt - served.cached)
+            tokens.add_metric((name, "cached"), served.cached)
+            tokens.add_metric((name, "generated"), served.generated)
+            num_open, num_waiting = self._read(name)
+            open_.add_metric((name,), num_open)
+            if num_waiting is not None:
+                waiting.add_metric((name,), num_waiting)
+        yield from (tokens, open_, waiting)
+
+
 class TallyCollector(Collector):
     """What every token adds to (tallies.py)."""
 
@@ -126,6 +164,8 @@ class Metrics:
         *,
         limits: SloLimits = DEFAULT_LIMITS,
         read_core: Callable[[], CoreFacts] | None = None,
+        tenants: Iterable[str] = (),
+        read_tenant: Callable[[str], tuple[int, int | None]] = lambda _name: (0, None),
     ) -> None:
         # A time of creation beside each counter and histogram: half the series, and nobody asks.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -134,6 +174,10 @@ class Metrics:
         self._last = StepStats(0, 0, 0, 0, 0, 0)
         if read_core is not None:
             self.registry.register(CoreCollector(read_core, lambda: self._last))
+        names = list(tenants)
+        self._served = {name: TenantTokens() for name in names if len(names) <= MAX_TENANTS}
+        if self._served:
+            self.registry.register(TenantCollector(self._served, read_tenant))
         self._make_request_series()
         self._make_token_series()
         self._make_core_series()
@@ -198,11 +242,13 @@ class Metrics:
         )
         finished = self._counter(
             "requests_finished",
-            "Accepted sequences that ended, by reason; abort is the client hanging up.",
+            "Accepted sequences that ended, by reason; abort is the client hanging up, expired was "
+            "not begun in time.",
             ("reason",),
         )
         self.finished = {
-            reason: finished.labels(reason) for reason in ("stop", "length", "abort", "error")
+            reason: finished.labels(reason)
+            for reason in ("stop", "length", "abort", "error", "expired")
         }
         self.refused = self._counter(
             "requests_refused", "HTTP requests answered with an error, by its code.", ("reason",)
@@ -296,6 +342,10 @@ class Metrics:
         )
         tokens = self._counter("step_tokens", "Tokens computed in steps, by kind.", ("kind",))
         self.step_tokens = {kind: tokens.labels(kind) for kind in ("prefill", "decode")}
+
+    def tokens_of(self, tenant: str) -> TenantTokens:
+        """To be counted up; of a tenant without series it is nobody's."""
+        return self._served.get(tenant) or TenantTokens()
 
     def observe_step(self, stats: StepStats) -> None:
         """One turn of the core's loop."""

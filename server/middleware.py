@@ -9,7 +9,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,8 @@ class RequestContext:
 
     `sees` is the tenant whose requests may be shown to it; None is everybody's.
 
+    `headers` are the request's; () for one that is made here.
+
     `timeline` is there once a generating request has its prompt; `prompts` only if the log is to
     have them. `writer` is there if the connection has a way past `send` (sse.py).
     """
@@ -50,6 +52,7 @@ class RequestContext:
     received: float
     tenant: str = ""
     sees: str | None = None
+    headers: Sequence[tuple[bytes, bytes]] = ()
     writer: BodyWriter | None = None
     timeline: RequestTimeline | None = None
     prompts: list[str] = field(default_factory=list)
@@ -76,7 +79,12 @@ class ContextMiddleware:
             await self._app(scope, receive, send)
             return
         received = scope.get(RECEIVED) or time.monotonic()
-        context = RequestContext(_request_id(scope), received, writer=scope.get(BODY_WRITER))
+        context = RequestContext(
+            _request_id(scope),
+            received,
+            headers=scope["headers"],
+            writer=scope.get(BODY_WRITER),
+        )
         scope["paceline"] = context
         ids = [(REQUEST_ID, context.id.encode())]
         if is_anthropic(scope["path"]):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from server.keys import parse_entry
 from server.tools.formats import TOOL_PARSERS
 
 # --- values ---------------------------------------------------------------------------------------
@@ -78,6 +79,7 @@ def key(text: str) -> str:
     word = _word(text)
     if not word.isascii() or " " in word:
         raise ValueError("a key is ASCII without spaces")
+    parse_entry(word)
     return word
 
 
@@ -181,9 +183,19 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("block_size", _whole(1, 1024), "tokens of one KV block"),
         Option("max_running", _whole(1, 65536), "requests in the running batch"),
         Option("max_waiting", _whole(0, 10**6), "requests that may wait; more get 429"),
+        Option(
+            "max_queue_seconds",
+            _seconds(0.1, 86_400),
+            "longest wait to be begun; what would wait longer gets 429, what did 503; default: any",
+            "S",
+        ),
         Option("max_step_tokens", _whole(1, 10**6), "tokens of one step, prefill and decode"),
         Option(
-            "policy", _choice("fcfs", "priority"), "order of the waiting: fcfs or priority", "P"
+            "policy",
+            _choice("fair", "fcfs", "priority"),
+            "order of the waiting: fair (each tenant its share of the work), fcfs or priority; "
+            "default: fair if the keys are of several tenants, else fcfs",
+            "P",
         ),
         Option("max_chunk_tokens", _whole(1, 10**6), "prefill of one request in one step"),
         Option("prefix_caching", _yes_or_no, "reuse the KV of equal prefixes"),

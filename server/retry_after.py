@@ -1,4 +1,6 @@
-"""When a refused client should come back: an estimate from how fast requests leave the core.
+"""When a refused client should come back, and how long one would wait that comes now.
+
+Both are estimates from how fast requests leave the core.
 
 Owns the measured rate and the promises already given. Knows nothing but times and counts.
 
@@ -16,6 +18,8 @@ _WINDOW_SECONDS = 30.0
 _MAX_SAMPLES = 1024
 _UNKNOWN_RATE = 1.0
 _SHORTEST, _LONGEST = 1.0, 60.0
+# Fewer ended requests say nothing about a wait.
+_MIN_SAMPLES = 8
 
 
 class RetryAfter:
@@ -35,6 +39,11 @@ class RetryAfter:
         if not self._ended:
             return _UNKNOWN_RATE
         return len(self._ended) / max(now - self._ended[0], 1.0)
+
+    def wait(self, ahead: int, now: float) -> float:
+        """About how long until `ahead` requests have left; 0 while that is not known."""
+        rate = self.rate(now)
+        return ahead / rate if len(self._ended) >= _MIN_SAMPLES else 0.0
 
     def promise(self, places: int, now: float) -> float:
         """Seconds until `places` more are likely to be free for this client."""

@@ -7,6 +7,7 @@ what is here.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 
 
 class Count:
@@ -21,6 +22,15 @@ class Count:
 
     def inc(self, amount: int = 1) -> None:
         self.value += amount
+
+
+@dataclass(slots=True)
+class TenantTokens:
+    """What one tenant was served; `cached` are of `prompt`."""
+
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
 
 
 class Distribution:

@@ -196,8 +196,8 @@ class CreateResponse:
         )
         key = (context.tenant, call.background_id)
         await self._store.put(key, started)
-        # It outlives this connection, so it must not write to it.
-        unheard = replace(context, writer=None)
+        # It outlives this connection: it must not write to it, nor keep to what its client waits.
+        unheard = replace(context, writer=None, headers=())
         self._runs.begin(
             key,
             started,

@@ -18,8 +18,8 @@ from server.core_client import (
     CoreStream,
     CoreUnavailable,
     NeverFits,
-    QueueFull,
 )
+from server.door import QueueFull
 from tests.support.scripted_engine import (
     CAPACITY,
     LIMITS,

@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from scheduler.limits import SchedulerLimits
+from scheduler.policy import Policy
 from scheduler.types import KVCapacity, SamplingParams, StepPlan, TokenLogprobs
 from server.app import create_app
 from server.config import ServerConfig
@@ -172,6 +173,7 @@ async def house(
     config: ServerConfig | None = None,
     *,
     limits: SchedulerLimits = LIMITS,
+    policy: Policy | None = None,
     tokenizer: Tokenizer | None = None,
     depth: int = 0,
     live: bool = False,
@@ -180,7 +182,7 @@ async def house(
     """A server and a client for it; `live` puts uvicorn and a socket between them."""
     engine = engine or TextEngine()
     info = info_of(engine, limits)
-    async with running_core(engine, limits=limits, info=info, depth=depth) as core:
+    async with running_core(engine, limits=limits, policy=policy, info=info, depth=depth) as core:
         app = create_app(
             core, tokenizer or shared_tokenizer(), config or ServerConfig(), **app_options
         )

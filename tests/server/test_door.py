@@ -1,0 +1,109 @@
+"""The door: who gets a place, whose wait would be too long, and when to come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.limits import SchedulerLimits
+from scheduler.places import Refusal
+from scheduler.types import Finished, FinishReason, Request, StepStats
+from server.door import Door, QueueFull, Rates, WaitTooLong
+
+LIMITS = SchedulerLimits(64, 60, 20, 0, num_tenants=2)
+QUIET = StepStats(0, 0, 0, 0, 0, 0)
+
+
+def request(name: str, tenant: str = "a", deadline: float | None = None) -> Request:
+    return Request(name, (1,), 1, tenant=tenant, deadline=deadline)
+
+
+class Clocked:
+    """A door at which so many requests a second have ended."""
+
+    def __init__(self, limits: SchedulerLimits = LIMITS) -> None:
+        self.door = Door(limits, Rates())
+        self.num_made = 0
+
+    def enter(self, count: int, tenant: str = "a") -> list[str]:
+        ids = []
+        for _ in range(count):
+            self.num_made += 1
+            one = request(str(self.num_made), tenant)
+            self.door.check([one], 0.0)
+            self.door.enter([one])
+            ids.append(one.id)
+        return ids
+
+    def end(self, ids: list[str], reason: FinishReason = FinishReason.STOP) -> None:
+        """One a second, the last at 100."""
+        for index, request_id in enumerate(ids):
+            at = 100.0 - len(ids) + 1 + index
+            self.door.end(Finished(request_id, reason), at)
+
+    def check(self, tenant: str, patience: float) -> None:
+        self.door.check([request("new", tenant, 100.0 + patience)], 100.0)
+
+
+def test_flood_is_told_that_it_has_its_share_and_others_get_in() -> None:
+    clocked = Clocked()
+    clocked.enter(70)
+    with pytest.raises(QueueFull, match="its share") as refused:
+        clocked.enter(1)
+    assert refused.value.refusal is Refusal.SHARE
+    clocked.enter(10, "b")
+    with pytest.raises(QueueFull, match="too many requests are waiting") as refused:
+        clocked.enter(1, "b")
+    assert refused.value.refusal is Refusal.FULL
+
+
+def test_time_to_come_back_is_by_the_rate_of_ones_own() -> None:
+    clocked = Clocked()
+    clocked.end(clocked.enter(10))
+    clocked.enter(70)
+    with pytest.raises(QueueFull) as own:
+        clocked.door.check([request("x")] * 4, 100.0)
+    assert own.value.retry_after_seconds == pytest.approx(4.0, rel=0.2)
+
+
+def test_wait_is_by_what_waits_in_the_same_lane() -> None:
+    clocked = Clocked()
+    clocked.end(clocked.enter(20))
+    clocked.enter(60)
+    clocked.door.observe(replace(QUIET, num_running=20, num_waiting=40, waiting=(("a", 40),)))
+    clocked.check("a", 25.0)  # about 40 s are not clearly more
+    with pytest.raises(WaitTooLong) as refused:
+        clocked.check("a", 10.0)
+    assert refused.value.wait_seconds == pytest.approx(40.0, rel=0.2)
+    assert refused.value.retry_after_seconds == pytest.approx(30.0, rel=0.2)
+    clocked.check("b", 1.0)
+
+
+def test_wait_in_one_lane_is_by_all() -> None:
+    clocked = Clocked()
+    clocked.end(clocked.enter(20))
+    clocked.enter(60)
+    clocked.door.observe(replace(QUIET, num_running=20, num_waiting=40, waiting=(("", 40),)))
+    for tenant in ("a", "b"):
+        with pytest.raises(WaitTooLong):
+            clocked.check(tenant, 10.0)
+
+
+def test_nothing_is_refused_on_a_guess() -> None:
+    """Few ends, or none, say nothing about a wait; nor do requests that were never begun."""
+    for reason in (FinishReason.STOP, FinishReason.EXPIRED):
+        clocked = Clocked()
+        count = 5 if reason is FinishReason.STOP else 20
+        clocked.end(clocked.enter(count), reason)
+        clocked.enter(60)
+        clocked.door.observe(replace(QUIET, num_running=20, num_waiting=40, waiting=(("a", 40),)))
+        clocked.check("a", 0.5)
+
+
+def test_end_of_an_unknown_request_gives_no_place_back() -> None:
+    clocked = Clocked()
+    ids = clocked.enter(3)
+    clocked.end([*ids, *ids, "other"])
+    assert clocked.door.num_unfinished_of("a") == 0
+    assert clocked.door.num_waiting == 0
