@@ -13,6 +13,8 @@ SHARE_ANSWERED = 0.999
 # Refusals that are the server's doing; a 4xx that the client caused spends no budget.
 OURS = (
     "queue_full",
+    "queue_timeout",
+    "queue_wait_too_long",
     "prepare_queue_full",
     "grammar_queue_full",
     "engine_unavailable",

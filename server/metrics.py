@@ -106,11 +106,15 @@ class CoreCollector(Collector):
 
 
 class TenantCollector(Collector):
-    """What operators see of fairness, by name of the key: what each was served, and what waits."""
+    """What is seen of fairness, by name of the key: what each was served, and what waits.
+
+    `sees` is the only one to be shown, None is all.
+    """
 
     def __init__(
         self, served: dict[str, TenantTokens], read: Callable[[str], tuple[int, int | None]]
     ) -> None:
+        self.sees: str | None = None
         self._served = served
         self._read = read
 
@@ -131,6 +135,8 @@ class TenantCollector(Collector):
             labels=("key",),
         )
         for name, served in self._served.items():
+            if self.sees not in (None, name):
+                continue
             tokens.add_metric((name, "prompt"), served.prompt - served.cached)
             tokens.add_metric((name, "cached"), served.cached)
             tokens.add_metric((name, "generated"), served.generated)
@@ -176,8 +182,9 @@ class Metrics:
             self.registry.register(CoreCollector(read_core, lambda: self._last))
         names = list(tenants)
         self._served = {name: TenantTokens() for name in names if len(names) <= MAX_TENANTS}
+        self._tenants = TenantCollector(self._served, read_tenant)
         if self._served:
-            self.registry.register(TenantCollector(self._served, read_tenant))
+            self.registry.register(self._tenants)
         self._make_request_series()
         self._make_token_series()
         self._make_core_series()
@@ -391,9 +398,13 @@ class Metrics:
         if tpot_seconds is not None:
             self._slo["tpot", tpot_seconds <= self._limits.tpot_seconds].inc()
 
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """The text and its type: OpenMetrics, with exemplars, where `accept` asks for it."""
+    def exposition(self, accept: str = "", sees: str | None = None) -> tuple[bytes, str]:
+        """The text and its type: OpenMetrics, with exemplars, where `accept` asks for it.
+
+        Of what is by key only what is of `sees`; None shows all.
+        """
         encode, content_type = choose_encoder(accept)
+        self._tenants.sees = sees  # nothing else runs before it is read
         return encode(self.registry), content_type
 
 

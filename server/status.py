@@ -77,7 +77,10 @@ class StatusRoutes:
         return self._state(200, "ready")
 
     async def metrics(self, request: Request) -> Response:
-        body, content_type = self._services.metrics.exposition(request.headers.get("accept", ""))
+        """A tenant's key sees of all keys its own; an operator's, or no key, sees each."""
+        body, content_type = self._services.metrics.exposition(
+            request.headers.get("accept", ""), request.scope["paceline"].sees
+        )
         return Response(body, headers={"content-type": content_type})
 
     async def models(self, request: Request) -> Response:

@@ -52,6 +52,28 @@ def scheduler() -> dict[str, Any]:
                     limit=30,
                 ),
             ),
+            "Keys": (
+                Panel(
+                    "Tokens a second, by key",
+                    "Prompts without what was cached, and answers. While several keys wait these "
+                    "go by their weights (with --policy fair); a key that asks for less has less.",
+                    (
+                        Query(
+                            rate("paceline_tenant_tokens_total", by="key", where='kind!="cached"'),
+                            "{{key}}",
+                        ),
+                    ),
+                    unit="short",
+                    stacked=True,
+                ),
+                Panel(
+                    "Waiting, by key",
+                    "Who has a queue. One key alone: a flood, which holds up nobody else. "
+                    "All: the server is full.",
+                    (Query(gauge("paceline_tenant_requests_waiting"), "{{key}} {{instance}}"),),
+                    unit="short",
+                ),
+            ),
             "Steps": (
                 Panel(
                     "Step time, p99",

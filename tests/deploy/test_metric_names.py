@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.objectives import OURS
+from server.config import ServerConfig
 from tests.deploy.promql import DEPLOY, expressions, grouping_labels, metrics, rule_list
 from tests.support.http_server import house, in_loop
 
@@ -20,7 +21,9 @@ _SEEN: Exported = {}
 @in_loop
 async def _read_exposition() -> None:
     """Sample names with the values of their labels, after one answer and one refusal."""
-    async with house() as server:
+    config = ServerConfig(api_keys=("team:sk-1",))
+    async with house(config=config) as server:
+        server.client.headers["authorization"] = "Bearer sk-1"
         await server.complete("x", max_tokens=2)
         await server.complete("x", max_tokens=-1)
         text = (await server.client.get("/metrics")).text

@@ -16,7 +16,7 @@ from server.config import ServerConfig
 from tests.support.http_server import COMPLETIONS, House, TextEngine, eventually, house, in_loop
 from tests.support.scripted_engine import _Pending
 
-KEYS = ServerConfig(api_keys=("alice:sk-a", "bob:sk-b"))
+KEYS = ServerConfig(api_keys=("alice:sk-a", "bob:sk-b", "ops+admin:sk-ops"))
 LIMITS = SchedulerLimits(
     max_step_tokens=256, max_waiting=60, max_running=4, watermark_blocks=1, num_tenants=2
 )
@@ -97,7 +97,7 @@ async def test_operators_see_what_each_key_got_and_what_waits() -> None:
     async with flooded(20, max_tokens=30) as (server, engine, tasks):
         await eventually(lambda: server.core.num_unfinished_of("alice") == 20)
         engine.running.set()
-        headers = {"authorization": "Bearer sk-b"}
+        headers = {"authorization": "Bearer sk-ops"}
 
         async def value(name: str, **labels: str) -> float:
             text = (await server.client.get("/metrics", headers=headers)).text
@@ -119,6 +119,17 @@ async def test_operators_see_what_each_key_got_and_what_waits() -> None:
         used = asked.json()["usage"]["prompt_tokens"]
         assert await value(tokens, key="bob", kind="prompt") == used
         assert await value("paceline_tenant_requests", key="alice") == 0
+
+
+@in_loop
+async def test_a_key_sees_of_the_series_by_key_its_own() -> None:
+    async with house(config=KEYS) as server:
+        for key, others in (("sk-a", ("bob", "ops")), ("sk-b", ("alice", "ops")), ("sk-ops", ())):
+            headers = {"authorization": f"Bearer {key}"}
+            text = (await server.client.get("/metrics", headers=headers)).text
+            assert "paceline_tenant_tokens_total{" in text
+            assert not [name for name in others if f'key="{name}"' in text]
+        assert 'key="alice"' in text
 
 
 @in_loop
