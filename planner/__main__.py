@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             policy=POLICIES[options.policy](),
             cost=_cost(options),
             depth=options.depth,
+            max_queue_seconds=options.max_queue_seconds,
         )
     except (TraceError, ProfileError, OSError, ValueError) as error:
         print(f"paceline simulate: {error}", file=sys.stderr)
@@ -70,7 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-running", type=int, default=256, metavar="N")
     parser.add_argument("--max-waiting", type=int, default=100_000, metavar="N")
     parser.add_argument("--max-step-tokens", type=int, default=2048, metavar="N")
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="fcfs")
+    parser.add_argument(
+        "--policy", choices=sorted(POLICIES), default="fcfs", help="fair: each session is a tenant"
+    )
+    parser.add_argument(
+        "--max-queue-seconds", type=float, metavar="S", help="refuse what is not begun in time"
+    )
     parser.add_argument("--depth", type=int, choices=(0, 1), default=0)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write each request as JSON")
     cost = parser.add_argument_group(

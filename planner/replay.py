@@ -124,12 +124,14 @@ def replay(
     policy: Policy,
     cost: Cost,
     depth: int = 0,
+    max_queue_seconds: float | None = None,
 ) -> Replay:
     """Serves `rows` to the end. `block_tokens` is the size of the trace's own blocks, 0 if none.
 
+    A session of the trace is a tenant. What is not begun in `max_queue_seconds` is refused.
     Raises ValueError if a row has no arrival time.
     """
-    requests = _requests(rows, block_tokens)
+    requests = _requests(rows, block_tokens, max_queue_seconds)
     outcome = Replay(
         [Replayed(r.arrival, len(r.prompt), r.max_tokens) for r in requests],
         num_blocks=capacity.num_blocks,
@@ -172,11 +174,13 @@ def _note(event: Event, outcome: Replay, now: float) -> None:
         case Finished():
             seen = outcome.requests[int(event.request_id)]
             seen.num_preemptions = event.num_preemptions
-            if event.reason is FinishReason.ERROR:
+            if event.reason in (FinishReason.ERROR, FinishReason.EXPIRED):
                 seen.refusal = event.message
 
 
-def _requests(rows: Sequence[TraceRow], block_tokens: int) -> list[Request]:
+def _requests(
+    rows: Sequence[TraceRow], block_tokens: int, max_queue_seconds: float | None
+) -> list[Request]:
     """Prompts whose tokens are equal exactly where the trace's blocks are."""
     names: dict[str, int] = {}
     requests = []
@@ -196,6 +200,9 @@ def _requests(rows: Sequence[TraceRow], block_tokens: int) -> list[Request]:
                 max_tokens=max(1, row.output_tokens),
                 tenant=row.session,
                 arrival=row.arrival_seconds,
+                deadline=None
+                if max_queue_seconds is None
+                else row.arrival_seconds + max_queue_seconds,
             )
         )
     return requests

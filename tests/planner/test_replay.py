@@ -13,14 +13,20 @@ from planner.__main__ import main
 from planner.cost import Curve, LinearCost, ProfiledCost, ProfileError
 from planner.replay import Replay, replay
 from scheduler.limits import SchedulerLimits
-from scheduler.policy import FirstComeFirstServed
+from scheduler.policy import Fair, FirstComeFirstServed, Policy
 from scheduler.types import KVCapacity
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def run(
-    rows: list[TraceRow], *, num_blocks: int = 64, max_running: int = 8, block_tokens: int = 0
+    rows: list[TraceRow],
+    *,
+    num_blocks: int = 64,
+    max_running: int = 8,
+    block_tokens: int = 0,
+    policy: Policy | None = None,
+    max_queue_seconds: float | None = None,
 ) -> Replay:
     return replay(
         rows,
@@ -29,8 +35,9 @@ def run(
         limits=SchedulerLimits(
             max_step_tokens=64, max_waiting=1000, max_running=max_running, watermark_blocks=0
         ),
-        policy=FirstComeFirstServed(),
+        policy=policy or FirstComeFirstServed(),
         cost=LinearCost(step=0.010, prefill=0.001, decode=0.002),
+        max_queue_seconds=max_queue_seconds,
     )
 
 
@@ -39,6 +46,29 @@ def test_lone_request_takes_the_time_of_its_steps() -> None:
     (seen,) = run([TraceRow(1.0, 100, 4)]).requests
     assert seen.ttft == pytest.approx(0.010 + 0.064 + 0.010 + 0.036)
     assert seen.tpot == pytest.approx(0.012)
+
+
+def test_sessions_are_tenants_of_the_fair_policy() -> None:
+    """A flood of one session, and one request of another in the midst of it."""
+    rows = [TraceRow(0.0, 16, 20, session="flood") for _ in range(60)]
+    rows.append(TraceRow(0.5, 16, 20, session="other"))
+    waits = []
+    for policy in (FirstComeFirstServed(), Fair()):
+        seen = run(rows, policy=policy).requests[-1]
+        assert seen.scheduled_at is not None
+        waits.append(seen.scheduled_at - seen.arrival)
+    assert waits[0] > 2.0
+    assert waits[1] < 0.1
+
+
+def test_what_is_not_begun_in_time_is_refused() -> None:
+    rows = [TraceRow(0.0, 16, 20) for _ in range(60)]
+    outcome = run(rows, max_queue_seconds=1.0)
+    refused = [seen for seen in outcome.requests if seen.refusal]
+    assert 0 < len(refused) < 60
+    assert all(seen.scheduled_at is None for seen in refused)
+    begun = [seen.scheduled_at for seen in outcome.requests if seen.scheduled_at is not None]
+    assert max(begun) < 1.0
 
 
 def test_no_request_starts_before_it_arrives_and_all_are_served() -> None:
