@@ -23,12 +23,26 @@ class Refusal(StrEnum):
     SHARE = "this key has its share of the places for waiting requests"
 
 
+def most_places(limits: SchedulerLimits) -> int:
+    """What one tenant gets at once where nobody else asks: more would be refused for ever."""
+    return _num_places(limits) - _num_reserved(limits)
+
+
+def _num_places(limits: SchedulerLimits) -> int:
+    return limits.max_running + limits.max_waiting
+
+
+def _num_reserved(limits: SchedulerLimits) -> int:
+    return -(-_num_places(limits) // _RESERVED) if limits.num_tenants > 1 else 0
+
+
 class Places:
     """Who holds how many. A lone tenant of the server may take all."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.num_taken = 0
-        self._num_places = limits.max_running + limits.max_waiting
+        self._num_places = _num_places(limits)
+        self._num_reserved = _num_reserved(limits)
         self._num_tenants = limits.num_tenants
         self._weights = dict(limits.weights)
         self._taken: Counter[str] = Counter()
@@ -36,7 +50,7 @@ class Places:
     def refusal(self, tenant: str, count: int) -> Refusal | None:
         """Why `tenant` gets no `count` places, or None."""
         left = self._num_places - self.num_taken - count
-        is_short = self._num_tenants > 1 and left < -(-self._num_places // _RESERVED)
+        is_short = 0 < self._num_reserved > left
         if is_short and self._taken[tenant] + count > self._share(tenant):
             return Refusal.SHARE
         return Refusal.FULL if left < 0 else None

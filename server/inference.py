@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from scheduler.places import most_places
 from server.answer_cache import (
     AnswerCache,
     CachedAnswer,
@@ -166,7 +167,7 @@ class Services:
                 vocab_size=min(info.vocab_size, self.tokenizer.vocab_size),
             ),
             eos_token_ids=info.eos_token_ids,
-            max_group=info.limits.max_running + info.limits.max_waiting,
+            max_group=most_places(info.limits),
             tool_parser=self.config.tool_parser,
             reasoning_parser=self.config.reasoning_parser,
         )

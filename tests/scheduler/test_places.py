@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.limits import SchedulerLimits
-from scheduler.places import Places, Refusal
+from scheduler.places import Places, Refusal, most_places
 from scheduler.types import FinishReason
 from tests.simulation.rig import Rig
 
@@ -41,6 +41,15 @@ def test_one_of_several_leaves_an_eighth_to_those_who_hold_less() -> None:
     several.give_back("a")
     assert several.refusal("a", 1) is Refusal.SHARE
     assert several.refusal("c", 1) is None
+
+
+def test_most_that_one_may_ask_for_is_given_on_an_idle_server() -> None:
+    """More is refused for good at the door, not again and again."""
+    for num_tenants in (1, 2, 9):
+        limits = SchedulerLimits(64, 33, 4, 0, num_tenants=num_tenants)
+        most = most_places(limits)
+        assert Places(limits).refusal("a", most) is None
+        assert num_tenants == 1 or Places(limits).refusal("a", most + 1) is Refusal.SHARE
 
 
 def test_share_goes_by_weight() -> None:
