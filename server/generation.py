@@ -283,4 +283,7 @@ def unavailable(state: CoreState, retry_after_seconds: float) -> Unavailable:
         CoreState.LOADING: ("model_loading", "The model is still loading."),
         CoreState.DRAINING: ("server_draining", "The server is shutting down."),
     }.get(state, ("engine_unavailable", "The engine has stopped and is being restarted."))
-    return Unavailable(message, code=code, headers=retry_headers(retry_after_seconds))
+    headers = retry_headers(retry_after_seconds)
+    if state is CoreState.DRAINING:
+        headers["connection"] = "close"  # a balancer of connections finds another server then
+    return Unavailable(message, code=code, headers=headers)

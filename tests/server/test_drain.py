@@ -74,6 +74,7 @@ def test_a_stop_lets_running_streams_finish_and_refuses_new_ones() -> None:
         refused = client.post(COMPLETIONS, json=BODY)
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
+        assert refused.headers["connection"] == "close"  # the next try may find another server
         for reader in readers:
             reader.join(60)
             assert reader.text.endswith("data: [DONE]\n\n")
