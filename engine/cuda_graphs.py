@@ -11,8 +11,10 @@ memory of all buckets (one shared pool) is taken early.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,13 +53,25 @@ class CudaRecorder:
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         graph = torch.cuda.CUDAGraph()
         # torch.cuda.graph would synchronise and empty the allocator's cache first.
-        with torch.cuda.stream(self._stream):
+        with _no_collection(), torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = work()
             finally:
                 graph.capture_end()
         return graph.replay, result
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """It may free a graph or an event, by calls of the driver that end a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
