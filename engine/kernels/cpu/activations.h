@@ -19,8 +19,8 @@ constexpr int kPanel = 8;   // rows of a panel
 struct QuantBlock {
   int8_t q[kPanel][kBlock];      // round(x / scale), |q| <= 127
   float scale[kPanel];           // max |x| / 127; nan if the block holds a nan or an infinity
-  int32_t minus_sum[kPanel];     // -(sum of q): corrects the zero point of unsigned weights
-  float scaled_sum[kPanel];      // scale * sum of q: multiplies the minimum of Q4_1 weights
+  int32_t start[kPanel];         // -8 * (sum of q): takes off the zero point of 4-bit weights
+  int32_t high_sum[kPanel];      // (sum of q) << 16: meets the minimum of Q4_1 weights
 };
 
 inline void quantise_block(const float* x, QuantBlock& out, int row) {
@@ -36,11 +36,11 @@ inline void quantise_block(const float* x, QuantBlock& out, int row) {
   const I16 qa = round_to_int(keep_a * inverse), qb = round_to_int(keep_b * inverse);
   store_bytes(out.q[row], qa);
   store_bytes(out.q[row] + kLanes, qb);
-  const float sum = reduce_add(to_float(qa) + to_float(qb));  // small integers: exact
+  const int32_t sum = static_cast<int32_t>(reduce_add(to_float(qa) + to_float(qb)));  // exact
   const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : largest / 127.0f;
   out.scale[row] = scale;
-  out.minus_sum[row] = -static_cast<int32_t>(sum);
-  out.scaled_sum[row] = scale * sum;
+  out.start[row] = -8 * sum;
+  out.high_sum[row] = sum * 65536;
 }
 
 // A matrix of activations in one of the two layouts; a view, the memory is the caller's.

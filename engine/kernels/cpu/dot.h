@@ -4,7 +4,7 @@
 // in which they are used (a second stream of reads would halve the bandwidth):
 //   8 bit: byte (k / 4) * 128 + output * 4 + k % 4, value + 128
 //   4 bit: the same for k < 16 in the low nibbles, k + 16 in the high ones, value as in the file
-// x: rows of 32 activations; minus_sum: -(sum of a row). acc[row][half of the outputs] is added to;
+// x: rows of 32 activations; start: -8 * (sum of a row). acc[row][half of the outputs] is added to;
 // the sums are int32 and exact on every tier, so their order is free.
 #pragma once
 
@@ -53,7 +53,21 @@ inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&a
   }
 }
 
+// Of each lane: weights' low 16 bits times the low 16 bits of sum, and high ones times those of high.
+inline I16 weigh(I16 sum, int32_t high, const int32_t* weights) {
+  const __m512i pair = _mm512_ternarylogic_epi32(sum.v, _mm512_set1_epi32(0xffff),
+                                                 _mm512_set1_epi32(high), 0xea);  // a & b | c
+  return {_mm512_madd_epi16(pair, _mm512_loadu_si512(weights))};
+}
+
 #elif defined(PACELINE_AVX2)
+
+inline I16 weigh(I16 sum, int32_t high, const int32_t* weights) {
+  const __m256i* w = reinterpret_cast<const __m256i*>(weights);
+  const __m256i h = _mm256_set1_epi32(high);
+  return {_mm256_madd_epi16(_mm256_blend_epi16(sum.lo, h, 0xaa), _mm256_loadu_si256(w)),
+          _mm256_madd_epi16(_mm256_blend_epi16(sum.hi, h, 0xaa), _mm256_loadu_si256(w + 1))};
+}
 
 // acc[r] += the products of eight outputs, four k each, with row r. One call a group of four k.
 #if defined(__AVXVNNI__)
@@ -86,7 +100,7 @@ inline void signed_dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
 
 // Products of eight outputs with each row, added to acc.
 template <bool Nibbles, int Rows>
-inline void dot_eight(const uint8_t* w, const int8_t* x, const int32_t* minus_sum,
+inline void dot_eight(const uint8_t* w, const int8_t* x, [[maybe_unused]] const int32_t* start,
                       __m256i (&acc)[Rows]) {
   const __m256i low = _mm256_set1_epi8(15);
   __m256i sums[Rows];
@@ -110,25 +124,33 @@ inline void dot_eight(const uint8_t* w, const int8_t* x, const int32_t* minus_su
     if constexpr (Nibbles)
       sums[r] = _mm256_madd_epi16(sums[r], _mm256_set1_epi16(1));
     else  // the caller takes off 128 * sum(x) for weights that are 128 too large; these were not
-      sums[r] = _mm256_sub_epi32(sums[r], _mm256_set1_epi32(128 * minus_sum[r]));
+      sums[r] = _mm256_sub_epi32(sums[r], _mm256_set1_epi32(16 * start[r]));
 #endif
     acc[r] = _mm256_add_epi32(acc[r], sums[r]);
   }
 }
 
 template <bool Nibbles, int Rows>
-inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* minus_sum,
+inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* start,
                       I16 (&acc)[Rows][2]) {
   for (int half = 0; half < 2; ++half, w += 64) {
     __m256i lo[Rows], hi[Rows];
     for (int r = 0; r < Rows; ++r) lo[r] = acc[r][half].lo, hi[r] = acc[r][half].hi;
-    dot_eight<Nibbles, Rows>(w, x, minus_sum, lo);
-    dot_eight<Nibbles, Rows>(w + 32, x, minus_sum, hi);
+    dot_eight<Nibbles, Rows>(w, x, start, lo);
+    dot_eight<Nibbles, Rows>(w + 32, x, start, hi);
     for (int r = 0; r < Rows; ++r) acc[r][half] = {lo[r], hi[r]};
   }
 }
 
 #else
+
+inline I16 weigh(I16 sum, int32_t high, const int32_t* weights) {
+  for (int i = 0; i < kLanes; ++i) {
+    const int32_t w = weights[i];
+    sum.v[i] = static_cast<int16_t>(w) * static_cast<int16_t>(sum.v[i]) + (w >> 16) * (high >> 16);
+  }
+  return sum;
+}
 
 template <bool Nibbles, int Rows>
 inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][2]) {

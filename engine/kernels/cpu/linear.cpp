@@ -12,12 +12,43 @@ constexpr size_t file_block_bytes(Kind kind) {
 // Where weight byte i of output `lane` lies in a block.
 size_t quant_offset(int lane, int i) { return i / 4 * (4 * kTile) + lane * 4 + i % 4; }
 
+// Scale and minimum of a block of Q4_1, the latter for nibbles less 8.
+struct Range {
+  float scale, minimum;
+  explicit Range(const uint8_t* block) {
+    half bits[kLanes] = {};
+    std::memcpy(bits, block, 2 * sizeof(half));
+    float values[kLanes];
+    store(values, load(bits));
+    scale = values[0];
+    minimum = values[1] + 8.0f * scale;
+  }
+};
+
+// One output's unit: such that all its scales and minima fit int16. Of a nan or an infinity, a nan.
+float unit_of(const uint8_t* row, size_t num_blocks) {
+  float largest = 0.0f, poison = 0.0f;
+  for (size_t b = 0; b < num_blocks; ++b) {
+    const Range range(row + b * file_block_bytes(Kind::kQ4_1));
+    largest = std::fmax(largest, std::fmax(std::fabs(range.scale), std::fabs(range.minimum)));
+    poison += 0.0f * range.minimum;
+  }
+  return largest / 32767.0f + poison;
+}
+
+int16_t in_units(float x, float unit) {
+  return unit > 0.0f ? static_cast<int16_t>(std::lrint(x / unit)) : int16_t{0};
+}
+
+void pack_range(const uint8_t* block, float unit, int lane, uint8_t* pairs) {
+  const Range range(block);
+  const int16_t pair[2] = {in_units(range.scale, unit), in_units(range.minimum, unit)};
+  std::memcpy(pairs + sizeof pair * static_cast<size_t>(lane), pair, sizeof pair);
+}
+
 void pack_quant_block(Kind kind, const uint8_t* block, int lane, uint8_t* quants) {
-  uint8_t* scales = quants + quant_bytes(kind);
-  const bool has_min = kind == Kind::kQ4_1;
-  std::memcpy(scales + 2 * lane, block, 2);
-  if (has_min) std::memcpy(scales + 2 * (kTile + lane), block + 2, 2);
-  const uint8_t* q = block + (has_min ? 4 : 2);
+  if (kind != Kind::kQ4_1) std::memcpy(quants + quant_bytes(kind) + 2 * lane, block, 2);
+  const uint8_t* q = block + (kind == Kind::kQ4_1 ? 4 : 2);
   const uint8_t flip = kind == Kind::kQ8_0 ? 0x80 : 0;  // signed to offset 128
   for (int i = 0; i < quant_bytes(kind) / kTile; ++i) quants[quant_offset(lane, i)] = q[i] ^ flip;
 }
@@ -43,9 +74,16 @@ void pack_tile(const Linear& w, int tile, const uint8_t* source, size_t row_byte
         std::memcpy(out + (static_cast<size_t>(k) * kTile + lane) * size, row + k * size, size);
       continue;
     }
-    for (size_t b = 0; b < num_blocks; ++b)
-      pack_quant_block(w.kind, row + b * file_block_bytes(w.kind), lane,
-                       out + b * block_bytes(w.kind));
+    const bool has_unit = w.kind == Kind::kQ4_1;
+    const float unit = has_unit ? unit_of(row, num_blocks) : 0.0f;
+    for (size_t b = 0; b < num_blocks; ++b) {
+      const uint8_t* block = row + b * file_block_bytes(w.kind);
+      uint8_t* quants = out + b * block_bytes(w.kind);
+      pack_quant_block(w.kind, block, lane, quants);
+      if (has_unit) pack_range(block, unit, lane, quants + quant_bytes(w.kind));
+    }
+    if (has_unit)
+      std::memcpy(out + num_blocks * block_bytes(w.kind) + sizeof unit * lane, &unit, sizeof unit);
   }
 }
 
@@ -68,9 +106,17 @@ void unpack_row(const Linear& w, int row, float* out) {
   for (int b = 0; b < num_blocks; ++b) {
     const uint8_t* quants = tile + static_cast<size_t>(b) * block_bytes(w.kind);
     const half* scales = reinterpret_cast<const half*>(quants + quant_bytes(w.kind));
-    const float scale = lane_of(scales, lane);
-    const float minimum = w.kind == Kind::kQ4_1 ? lane_of(scales + kTile, lane) : 0.0f;
-    const int zero = w.kind == Kind::kQ4_0 ? 8 : w.kind == Kind::kQ8_0 ? 128 : 0;
+    float scale, minimum = 0.0f;
+    if (w.kind == Kind::kQ4_1) {
+      const float unit = w.units(tile)[lane];
+      int16_t pair[2];
+      std::memcpy(pair, reinterpret_cast<const uint8_t*>(scales) + sizeof pair * lane, sizeof pair);
+      scale = unit * static_cast<float>(pair[0]);
+      minimum = unit * static_cast<float>(pair[1]);
+    } else {
+      scale = lane_of(scales, lane);
+    }
+    const int zero = nibbles ? 8 : 128;
     for (int k = 0; k < kBlock; ++k) {
       const int i = nibbles ? k % 16 : k;
       const int byte = quants[quant_offset(lane, i)];

@@ -1,8 +1,10 @@
 // A weight matrix [n outputs, k inputs], packed once into tiles of 32 outputs, and its product with
 // one panel of activations. Knows nothing of layers or threads.
 //
-//   quantised tile: [K/32] blocks of quants (512 or 1024 bytes, see dot.h), 32 half scales
-//                   and, for Q4_1, 32 half minima; so a matrix is one sequential stream
+//   quantised tile: [K/32] blocks of quants (512 or 1024 bytes, see dot.h) and 32 scales, half; so a
+//                   matrix is one sequential stream
+//   Q4_1:           w = (scale * (q - 8) + minimum) * unit: blocks of quants and 32 pairs of int16,
+//                   scale and minimum, which multiply exact sums; after the blocks 32 fp32 units
 //   dense tile:     [K][32] fp32, fp16 or bf16
 #pragma once
 
@@ -33,7 +35,10 @@ struct Linear {
     const size_t bytes = is_dense(kind)
                              ? static_cast<size_t>(k) * kTile * dense_bytes(kind)
                              : blocks * block_bytes(kind);
-    return (bytes + 63) / 64 * 64;
+    return (bytes + (kind == Kind::kQ4_1 ? kTile * sizeof(float) : 0) + 63) / 64 * 64;
+  }
+  const float* units(const uint8_t* tile) const {
+    return reinterpret_cast<const float*>(tile + static_cast<size_t>(k / kBlock) * block_bytes(kind));
   }
   const uint8_t* tile(int i) const { return tiles + tile_bytes() * static_cast<size_t>(i); }
 };
@@ -45,9 +50,30 @@ inline F16 load_weights(const uint8_t* p) {
   return widen_bf16(reinterpret_cast<const uint16_t*>(p));
 }
 
+// A tile that is wanted soon, fetched a few cache lines a block of another while that is multiplied.
+class Ahead {
+ public:
+  Ahead() = default;  // nothing
+  // The tile after this one, in the course of a product with `panels` panels, two passes each.
+  Ahead(const Linear& w, int tile, int panels)
+      : at_(w.tile(tile + 1)), end_(at_ + w.tile_bytes()) {
+    const int64_t lines = static_cast<int64_t>(w.tile_bytes()) / kLine;
+    const int64_t blocks = static_cast<int64_t>(w.k / kBlock) * panels * 2;
+    per_block_ = static_cast<int>((lines + blocks - 1) / blocks);
+  }
+  void fetch() {
+    for (int i = 0; i < per_block_ && at_ < end_; ++i, at_ += kLine) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  static constexpr int kLine = 64;
+  const uint8_t *at_ = nullptr, *end_ = nullptr;
+  int per_block_ = 0;
+};
+
 // out[row of the panel][32] for one tile; `rows` of the panel's eight rows are in use. An output
 // depends on its own row only, and its order over K is fixed.
-void multiply(const Linear& w, int tile, const Activations& a, int panel, int rows,
+void multiply(const Linear& w, int tile, const Activations& a, int panel, int rows, Ahead& ahead,
               float (*out)[kTile]);
 
 // Packs tile `tile` from rows as the file has them: GGUF blocks, or plain fp32, fp16 or bf16.

@@ -82,7 +82,8 @@ int32_t paceline_multiply(int32_t kind, int32_t n, int32_t k, const void* weight
     for (int t = 0; t < w.num_tiles(); ++t) {
       float tile[kPanel][kTile];
       const int num_rows = std::min(kPanel, rows - panel * kPanel);
-      multiply(w, t, a, panel, num_rows, tile);
+      Ahead nothing;
+      multiply(w, t, a, panel, num_rows, nothing, tile);
       for (int r = 0; r < num_rows; ++r)
         std::memcpy(out + (static_cast<size_t>(panel) * kPanel + r) * n + t * kTile, tile[r],
                     sizeof(float) * std::min(kTile, n - t * kTile));

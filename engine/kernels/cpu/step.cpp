@@ -77,17 +77,22 @@ struct Cut {
     num_groups = (tiles + group - 1) / group;
   }
   int num_tasks() const { return num_chunks * num_groups; }
-  // Calls body(tile, panel) for all of a task's tiles and panels, tiles outermost.
+  // Calls body(tile, first panel, last panel) for all of a task's tiles.
   template <class Body>
   void each(int task, int tiles, const Body& body) const {
-    const int chunk = task / num_groups, first = task % num_groups * group;
-    for (int u = first; u < std::min(first + group, tiles); ++u)
-      for (int p = chunk * kChunkPanels; p < std::min((chunk + 1) * kChunkPanels, panels); ++p)
-        body(u, p);
+    const int begin = task / num_groups * kChunkPanels, end = std::min(begin + kChunkPanels, panels);
+    const int first = task % num_groups * group;
+    for (int u = first; u < std::min(first + group, tiles); ++u) body(u, begin, end);
   }
 };
 
 int rows_of(int panel, int rows) { return std::min(kPanel, rows - panel * kPanel); }
+
+// The next tile, while panels are multiplied with this one. A few rows take no longer than reading the
+// weights, and there the hardware fetches far enough ahead.
+Ahead next_tile(const Linear& w, int tile, int num_panels, int rows) {
+  return rows < kPanel ? Ahead() : Ahead(w, tile, num_panels);
+}
 
 // epilogue(tile, row, 32 outputs) for every tile and row.
 template <class Epilogue>
@@ -95,11 +100,14 @@ void product(Phases& phases, int threads, const Linear& w, const Activations& a,
              const Epilogue& epilogue) {
   const Cut cut(rows, w.num_tiles(), threads);
   phases.each(cut.num_tasks(), [&](int task) {
-    cut.each(task, w.num_tiles(), [&](int tile, int panel) {
-      alignas(64) float out[kPanel][kTile];
-      const int n = rows_of(panel, rows);
-      multiply(w, tile, a, panel, n, out);
-      for (int r = 0; r < n; ++r) epilogue(tile, panel * kPanel + r, out[r]);
+    cut.each(task, w.num_tiles(), [&](int tile, int begin, int end) {
+      Ahead ahead = next_tile(w, tile, end - begin, rows);
+      for (int panel = begin; panel < end; ++panel) {
+        alignas(64) float out[kPanel][kTile];
+        const int n = rows_of(panel, rows);
+        multiply(w, tile, a, panel, n, ahead, out);
+        for (int r = 0; r < n; ++r) epilogue(tile, panel * kPanel + r, out[r]);
+      }
     });
   });
 }
@@ -213,15 +221,18 @@ void Model::project_qkv(Phases& phases, const Layer& layer, const Activations& a
   const int tiles = q_tiles + 2 * k_tiles;
   const Cut cut(tokens, tiles, team_.size());
   phases.each(cut.num_tasks(), [&](int task) {
-    cut.each(task, tiles, [&](int tile, int panel) {
+    cut.each(task, tiles, [&](int tile, int begin, int end) {
       const int part = tile < q_tiles ? 0 : tile < q_tiles + k_tiles ? 1 : 2;
       const int before = part == 0 ? 0 : part == 1 ? q_tiles : q_tiles + k_tiles;
-      alignas(64) float out[kPanel][kTile];
-      const int n = rows_of(panel, tokens);
-      multiply(*parts[part], tile - before, a, panel, n, out);
-      float* to = qkv_.as<float>() + static_cast<size_t>(panel) * kPanel * qkv_width() + tile * kTile;
-      for (int r = 0; r < n; ++r)
-        std::memcpy(to + static_cast<size_t>(r) * qkv_width(), out[r], sizeof out[r]);
+      Ahead ahead = next_tile(*parts[part], tile - before, end - begin, tokens);
+      for (int panel = begin; panel < end; ++panel) {
+        alignas(64) float out[kPanel][kTile];
+        const int n = rows_of(panel, tokens);
+        multiply(*parts[part], tile - before, a, panel, n, ahead, out);
+        float* to = qkv_.as<float>() + static_cast<size_t>(panel) * kPanel * qkv_width() + tile * kTile;
+        for (int r = 0; r < n; ++r)
+          std::memcpy(to + static_cast<size_t>(r) * qkv_width(), out[r], sizeof out[r]);
+      }
     });
   });
 }
@@ -235,16 +246,20 @@ void Model::gate_and_up(Phases& phases, const Layer& layer, const Activations& a
   const int tiles = gate.num_tiles();
   const Cut cut(tokens, tiles, team_.size());
   phases.each(cut.num_tasks(), [&](int task) {
-    cut.each(task, tiles, [&](int tile, int panel) {
-      alignas(64) float g[kPanel][kTile], u[kPanel][kTile];
-      const int n = rows_of(panel, tokens);
-      multiply(gate, tile, a, panel, n, g);
-      multiply(up, tile, a, panel, n, u);
-      for (int r = 0; r < n; ++r) {
-        float y[kTile];
-        for (int i = 0; i < kTile; i += kLanes)
-          store(y + i, silu_times(load(g[r] + i), load(u[r] + i)));
-        gated.put(panel * kPanel + r, tile, y);
+    cut.each(task, tiles, [&](int tile, int begin, int end) {
+      Ahead next_gate = next_tile(gate, tile, end - begin, tokens);
+      Ahead next_up = next_tile(up, tile, end - begin, tokens);
+      for (int panel = begin; panel < end; ++panel) {
+        alignas(64) float g[kPanel][kTile], u[kPanel][kTile];
+        const int n = rows_of(panel, tokens);
+        multiply(gate, tile, a, panel, n, next_gate, g);
+        multiply(up, tile, a, panel, n, next_up, u);
+        for (int r = 0; r < n; ++r) {
+          float y[kTile];
+          for (int i = 0; i < kTile; i += kLanes)
+            store(y + i, silu_times(load(g[r] + i), load(u[r] + i)));
+          gated.put(panel * kPanel + r, tile, y);
+        }
       }
     });
   });
