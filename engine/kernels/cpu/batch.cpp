@@ -5,6 +5,8 @@
 
 namespace paceline {
 
+constexpr int kBlocksAhead = 128;  // a second's work or so, and none before the first are nearly full
+
 bool Model::valid(const paceline_batch& b) const {
   if (b.num_tokens < 0 || b.num_tokens > c_.max_tokens || b.num_rows < 0 ||
       b.table_stride < 0 || b.row_starts[0] != 0 ||
@@ -42,11 +44,22 @@ void Model::plan_attention(const paceline_batch& b) {
   }
 }
 
+// Blocks come in ascending order while there are any that were never used.
+void Model::expect_blocks(const paceline_batch& b) {
+  int last = 0;
+  for (int row = 0; row < b.num_rows; ++row) {
+    const int block = b.positions[b.row_starts[row + 1] - 1] / c_.block_size;
+    last = std::max(last, b.block_tables[static_cast<size_t>(row) * b.table_stride + block]);
+  }
+  kv_pages_.want(kv_.block_bytes(c_.kv_kind) * (last + kBlocksAhead));
+}
+
 int Model::forward(const paceline_batch& batch, float* hidden) {
   if (!complete()) return PACELINE_INCOMPLETE;
   if (!valid(batch)) return PACELINE_BAD_BATCH;
   if (batch.num_tokens == 0) return 0;
   plan_attention(batch);
+  expect_blocks(batch);
   batch_ = batch;
   hidden_out_ = hidden;
   run_timed([this, tokens = batch.num_tokens, items = num_items_](Phases& phases) {

@@ -62,7 +62,7 @@ bool Model::allocate() {
   items_.resize(tokens * c_.num_kv_heads);
   token_rows_.resize(tokens);
   marked_.reserve(c_.num_layers * kPhasesPerLayer + 4);
-  return sampling_.allocate(c_.vocab, c_.num_threads) &&
+  const bool allocated = sampling_.allocate(c_.vocab, c_.num_threads) &&
          weights_.allocate(c_.weight_bytes) && keys_.allocate(kv, Pages::kHuge) &&
          values_.allocate(kv, Pages::kHuge) &&
          hidden_.allocate(tokens * c_.hidden * sizeof(float)) &&
@@ -72,6 +72,13 @@ bool Model::allocate() {
              activation_bytes(c_.max_tokens, c_.num_heads * c_.head_dim, c_.dense)) &&
          mlp_act_.allocate(activation_bytes(c_.max_tokens, c_.intermediate, c_.dense)) &&
          scratch_.allocate(scratch_floats() * sizeof(float) * c_.num_threads);
+  if (!allocated) return false;
+  std::vector<uint8_t*> pools;
+  for (int layer = 0; layer < c_.num_layers; ++layer)
+    for (const Buffer* pool : {&keys_, &values_})
+      pools.push_back(pool->data.get() + layer_kv_bytes() * layer);
+  kv_pages_.start(std::move(pools), layer_kv_bytes());
+  return true;
 }
 
 // Attention scratch, and the outputs of an item's rows.

@@ -8,6 +8,7 @@
 #include "api.h"
 #include "attention.h"
 #include "linear.h"
+#include "pages.h"
 #include "sampling.h"
 #include "team.h"
 
@@ -63,6 +64,7 @@ class Model {
   bool complete() const;
   bool valid(const paceline_batch& batch) const;
   void plan_attention(const paceline_batch& batch);
+  void expect_blocks(const paceline_batch& batch);
   void step(Phases& phases, int tokens, int items);
   void layer_step(Phases& phases, int layer, int tokens, int items);
   void embed(int token);
@@ -104,6 +106,7 @@ class Model {
   Buffer weights_;
   size_t weights_used_ = 0;
   Buffer keys_, values_;
+  PagesAhead kv_pages_;
   Buffer hidden_;        // [max_tokens][hidden] fp32 residual stream
   Buffer qkv_;           // [max_tokens][q, k, v] fp32
   Buffer norm_act_, attention_act_, mlp_act_;  // activations of the next linear
