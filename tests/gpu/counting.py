@@ -28,6 +28,7 @@ import engine.kernels.triton.sampling
 import engine.prompt_scores
 import engine.sampler
 import engine.step_engine
+import engine.token_rules
 import engine.torch_sampling
 
 META = torch.device("meta")
@@ -46,6 +47,7 @@ UPLOADERS = (
     engine.prompt_scores,
     engine.sampler,
     engine.step_engine,
+    engine.token_rules,
     engine.torch_sampling,
 )
 

@@ -83,7 +83,9 @@ def _chunk_sum(
     return sums
 
 
-@triton.jit
+# The number of tokens changes from step to step: specialised by it (1, a multiple of 16, any other)
+# each form and shape would be compiled three times, while requests wait.
+@triton.jit(do_not_specialize=["num_tokens"])
 def _gemm_kernel(
     x_ptr,  # [tokens, K]
     weight_ptr,  # [N, K], or [N, K / 2] with BITS 4
@@ -131,7 +133,7 @@ def _gemm_kernel(
         tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _sum_chunks_kernel(
     partial_ptr,  # [CHUNKS, tokens, N] float32
     bias_ptr,  # [N], with BIAS

@@ -189,6 +189,11 @@ def compile_case(case: Case) -> dict[str, Any]:
     return {
         "name": case.name,
         "shared": compiled.metadata.shared,
+        "specialised": [
+            parameter.name
+            for parameter in case.kernel.params
+            if signature[parameter.name] in ("i32", "i64") and not parameter.do_not_specialize
+        ],
         **usage(ptx),
         **{name: len(re.findall(what, ptx)) for name, what in INSTRUCTIONS.items()},
     }

@@ -57,3 +57,14 @@ def test_wide_tiles_multiply_with_warp_groups(compiled: dict[str, dict[str, Any]
             assert case["wgmma"] > 0, name
         elif name.startswith("attention"):
             assert case["mma"] > 0, name
+
+
+def test_nothing_that_changes_from_step_to_step_is_compiled_for(
+    compiled: dict[str, dict[str, Any]],
+) -> None:
+    """A new number of rows must not stop requests for the seconds of a compilation.
+
+    What is left are sizes of the model and of the token table.
+    """
+    seen = {name for case in compiled.values() for name in case["specialised"]}
+    assert seen == {"vocab", "stride", "positions"}
