@@ -3,8 +3,8 @@
 Pure: messages and traits in, messages out. Rules: text parts become one text with a line break
 between them unless the template takes parts; absent, null and empty content are one and the same
 (""; None beside tool calls, if the template takes it); arguments of tool calls become mappings;
-`developer` is `system` to a template that does not know it; what a template would leave out
-without a word is refused.
+`developer` is `system` to a template that does not know it, and part of the message beside it where
+that must come first; what a template would leave out without a word is refused.
 """
 
 from __future__ import annotations
@@ -34,10 +34,42 @@ def fit_messages(
     messages: Sequence[Mapping[str, Any]], traits: TemplateTraits, *, knows_developer: bool
 ) -> list[dict[str, Any]]:
     """New messages for a template with these traits; raises TemplateError."""
+    placed = list(enumerate(messages))
+    if not (knows_developer or traits.late_system):
+        placed = _without_late_developers(placed)
     return [
         _fit(f"messages[{index}]", message, traits, knows_developer=knows_developer)
-        for index, message in enumerate(messages)
+        for index, message in placed
     ]
+
+
+Placed = tuple[int, Mapping[str, Any]]
+
+
+def _without_late_developers(messages: Sequence[Placed]) -> list[Placed]:
+    """Clients put orders where they arise. What cannot stand there joins the first message, or the
+    user's beside it; with none beside it, it is a user's."""
+    placed: list[Placed] = []
+    is_own = False  # the last one is a user's only because it could not be a developer's
+    for index, message in messages:
+        role = message.get("role")
+        before = placed[-1][1].get("role") if placed else None
+        is_late = role == "developer" and bool(placed)
+        is_first = len(placed) == 1 and before in ("system", "developer")
+        if (is_late and (before == "user" or is_first)) or (role == "user" and is_own):
+            placed[-1] = placed[-1][0], _joined(placed[-1][1], message)
+            is_own = is_own and is_late
+        else:
+            placed.append((index, {**message, "role": "user"} if is_late else message))
+            is_own = is_late
+    return placed
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    parts: list[Any] = []
+    for content in (first.get("content"), second.get("content")):
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    return {**first, "content": parts}
 
 
 def _fit(

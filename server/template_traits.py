@@ -42,19 +42,23 @@ class TemplateTraits:
     """Content forms by role, the form of tool call arguments, and what stands for no content.
 
     `null_with_calls`: a message that is only a tool call has the content None, as in the API;
-    otherwise the template wants "" there, like everywhere else.
+    otherwise the template wants "" there, like everywhere else. `late_system`: a system message
+    may also come after others.
     """
 
     content: Mapping[str, ContentForms]
     arguments: ArgumentForm
     null_with_calls: bool
+    late_system: bool
 
 
 def learn_traits(attempt: TryRender) -> TemplateTraits:
-    """The traits of the template behind `attempt`, at a price of about ten small renders."""
+    """The traits of the template behind `attempt`, at a price of about a dozen small renders."""
     arguments = _argument_form(attempt)
     content = {role: _content_forms(attempt, role, arguments) for role in _CONVERSATIONS}
-    return TemplateTraits(content, arguments, _takes_null(attempt, arguments))
+    return TemplateTraits(
+        content, arguments, _takes_null(attempt, arguments), _takes_late_system(attempt)
+    )
 
 
 def _argument_form(attempt: TryRender) -> ArgumentForm:
@@ -72,6 +76,12 @@ def _takes_null(attempt: TryRender, arguments: ArgumentForm) -> bool:
     null = attempt(_call_conversation(arguments, None))
     empty = attempt(_call_conversation(arguments, "")) or ""
     return null is not None and _VALUE in null and null.count("None") == empty.count("None")
+
+
+def _takes_late_system(attempt: TryRender) -> bool:
+    late = {"role": "system", "content": _VALUE}
+    text = attempt([_user("a"), {"role": "assistant", "content": "b"}, late, _user("c")])
+    return text is not None and _VALUE in text
 
 
 def _content_forms(attempt: TryRender, role: str, arguments: ArgumentForm) -> ContentForms:

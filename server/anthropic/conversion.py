@@ -78,7 +78,11 @@ def _split(given: Json) -> tuple[Json, Json]:
 def _chat(fields: MessagesRequest) -> Json:
     messages = _system(fields.system)
     for index, turn in enumerate(fields.messages):
-        messages += _turn(f"messages[{index}]", turn)
+        for message in _turn(f"messages[{index}]", turn):
+            if messages and messages[-1]["role"] == message["role"] in ("user", "assistant"):
+                messages[-1] = _joined(messages[-1], message)
+            else:
+                messages.append(message)
     chat: Json = {"model": fields.model, "messages": messages}
     if fields.messages[-1].role == "assistant":
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
@@ -139,13 +143,33 @@ def _system(system: str | list[Json] | None) -> list[Json]:
     return [{"role": "system", "content": _text_parts("system", system)}]
 
 
+def _joined(first: Json, second: Json) -> Json:
+    """Turns of one role in a row are one turn, as the API says; templates may take no others."""
+    joined = {"role": first["role"]}
+    for name in ("content", "tool_calls"):
+        found = [_listed(message.get(name) or []) for message in (first, second)]
+        if any(found):
+            joined[name] = found[0] + found[1]
+    thoughts = [message.get("reasoning_content") for message in (first, second)]
+    if any(thoughts):
+        joined["reasoning_content"] = "\n".join(filter(None, thoughts))
+    return joined
+
+
+def _listed(content: str | list[Json]) -> list[Json]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 def _turn(where: str, turn: Turn) -> list[Json]:
+    if turn.role == "system":  # it may come anywhere here, which to a template a developer's may
+        content = turn.content
+        if not isinstance(content, str):
+            content = _text_parts(f"{where}.content", content)
+        return [{"role": "developer", "content": content}]
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     if turn.role == "assistant":
         return [_assistant(f"{where}.content", turn.content)]
-    if turn.role == "system":
-        return [{"role": "system", "content": _text_parts(f"{where}.content", turn.content)}]
     return _user(f"{where}.content", turn.content)
 
 

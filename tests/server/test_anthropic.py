@@ -11,6 +11,7 @@ import pytest
 from scheduler.types import StepPlan
 from server.config import ServerConfig
 from tests.support.http_server import MODEL, House, TextEngine, house, in_loop
+from tests.support.tokenizers import byte_tokenizer
 
 MESSAGES = "/v1/messages"
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the sky", "times": 2}}\n</tool_call>'
@@ -259,3 +260,31 @@ async def test_a_failure_in_the_stream_is_a_named_event_and_the_last() -> None:
         assert events[-1][0] == "error"
         assert events[-1][1]["error"]["type"] in ("api_error", "overloaded_error")
         assert "[DONE]" not in answer.text
+
+
+@in_loop
+async def test_turns_of_one_role_in_a_row_are_one_and_a_system_turn_may_come_anywhere() -> None:
+    """Strict templates take neither; ollama/ollama#17774: Claude Code sends such turns."""
+    strict = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Roles must alternate') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        {"role": "system", "content": "be brief"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": ""}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": "greet"},
+    ]
+    engine = TextEngine(SCRIPTS)
+    async with house(engine, tokenizer=byte_tokenizer(strict)) as server:
+        answer = await server.client.post(MESSAGES, json=body() | {"messages": turns})
+    assert answer.status_code == 200, answer.text
+    (prompt,) = engine.prompts.values()
+    shown = bytes(token for token in prompt if token < 256).decode()
+    assert shown.startswith("[user]a\nb\nbe brief[assistant]c\n")
+    assert shown.endswith("[user]greet")

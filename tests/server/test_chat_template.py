@@ -34,6 +34,11 @@ STRICT = (
     "{{ raise_exception('Roles must alternate user/assistant') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{% endfor %}"
 )
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -251,3 +256,27 @@ def test_long_conversation_passes_whole() -> None:
     messages = [{"role": "user", "content": f"é{index} " * 1000} for index in range(200)]
     text = render(CHATML, messages)
     assert all(message["content"] in text for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("turns", "shown"),
+    [
+        ("system:a developer:b user:c", "[system]a\nb[user]c"),
+        ("developer:a developer:b user:c", "[system]a\nb[user]c"),
+        ("user:a developer:b", "[user]a\nb"),
+        ("user:a developer:b assistant:c user:d", "[user]a\nb[assistant]c[user]d"),
+        ("user:a assistant:b developer:c user:d", "[user]a[assistant]b[user]c\nd"),
+        ("user:a assistant:b developer:c developer:d user:e", "[user]a[assistant]b[user]c\nd\ne"),
+        ("user:a developer:b user:c", "[user]a\nb[user]c"),
+    ],
+)
+def test_a_developer_may_speak_where_a_template_takes_no_system_message(
+    turns: str, shown: str
+) -> None:
+    """ollama/ollama#17774, anthropics/claude-code#77698: clients send orders in the middle."""
+    pairs = [turn.split(":") for turn in turns.split()]
+    messages = [{"role": role, "content": content} for role, content in pairs]
+    assert render(SYSTEM_FIRST, messages) == shown
+    plain = SYSTEM_FIRST.replace("not loop.first", "false")
+    told = [("system" if role == "developer" else role, content) for role, content in pairs]
+    assert render(plain, messages) == "".join(f"[{role}]{content}" for role, content in told)
