@@ -141,7 +141,8 @@ class GrammarRows:
             biases = to_device(biases, self._device)
         logits[low:high, :width] += biases[:, :width]
         if width < logits.shape[1]:
-            logits[[row for row, _ in rows], width:] = -np.inf
+            at = to_device(np.array([row for row, _ in rows]), self._device)  # a list would wait
+            logits[at, width:] = -np.inf
         return dict(rows), errors
 
     def watch(

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -260,3 +261,17 @@ def test_two_sequences_of_one_grammar_do_not_share_their_progress() -> None:
     assert not second.ended
     assert second.allowed()[ord("a")]
     assert not second.allowed()[ord("x")]
+
+
+def test_ids_behind_the_grammars_vocabulary_are_masked_in_its_rows_alone() -> None:
+    """A model may have more ids than its tokenizer has tokens."""
+    small = Vocabulary(VOCABULARY.tokens[:120], special_ids=(0, 1, EOS), eos_token_ids=(EOS,))
+    rows = GrammarRows(GrammarCompiler(small), CPU)
+    admission = Admission(3, (5, 6), 2, GREEDY, (EOS,), grammar=LETTERS)
+    assert rows.admit(admission) == ""
+    logits = torch.zeros((3, VOCAB_SIZE))
+    states, errors = rows.mask(logits, np.array([1, 3, 0]), {})
+    assert set(states) == {1}
+    assert errors == {}
+    assert torch.isfinite(logits[[0, 2]]).all()
+    assert torch.isfinite(logits[1]).nonzero()[:, 0].tolist() == [ord(c) for c in "abc"]
