@@ -29,6 +29,7 @@ def run_check(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
 
 
+@pytest.mark.timeout(3000)
 @pytest.mark.skipif(not FULL, reason="`make test-kernels` runs it: it takes minutes")
 def test_the_dry_run_reaches_its_end_and_nothing_fails(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
