@@ -97,11 +97,13 @@ class AuthMiddleware:
 
 
 def _key(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The bearer token, else x-api-key; b"" if there is neither, which is no key."""
-    found = b""
+    """The bearer token, else x-api-key; b"", which is no key, if there is neither, or two that
+    differ: a proxy before us may have looked at the other one."""
+    bearers, plain = set(), set()
     for name, value in headers:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
-            return value[7:].strip()
-        if name == b"x-api-key":
-            found = value.strip()
-    return found
+            bearers.add(value[7:].strip())
+        elif name == b"x-api-key":
+            plain.add(value.strip())
+    given = bearers or plain
+    return given.pop() if len(given) == 1 else b""

@@ -124,8 +124,17 @@ class CompletionRequest(GenerationFields):
 
 
 class TextPart(Strict):
+    """Also what an assistant said in refusal, which is text to a chat template."""
+
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refusal_is_text(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("type") == "refusal":
+            return {"type": "text", "text": given.get("refusal")}
+        return given
 
 
 class FunctionCall(Strict):

@@ -28,6 +28,17 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @in_loop
+async def test_two_different_keys_are_none() -> None:
+    """Which of them counts would be a matter of who looks."""
+    async with house(config=KEYS) as server:
+        for name, before in (("authorization", "Bearer "), ("x-api-key", "")):
+            for second, status in (("sk-b", 401), ("wrong", 401), ("sk-a", 200)):
+                headers = [(name, before + "sk-a"), (name, before + second)]
+                answer = await server.client.get("/v1/models", headers=headers)
+                assert answer.status_code == status, (name, second)
+
+
+@in_loop
 async def test_every_route_but_the_probes_asks_for_a_key() -> None:
     """B149, B160: walks the routes of the app, so a new one is not forgotten."""
     async with house(config=KEYS) as server:

@@ -299,6 +299,20 @@ async def test_null_inside_stream_options_equals_absent() -> None:
 
 
 @in_loop
+async def test_what_was_refused_is_said_again() -> None:
+    said = [{"type": "text", "text": "No:"}, {"type": "refusal", "refusal": "greet"}]
+    engine = greeter()
+    async with house(engine) as server:
+        turns = [*USER, {"role": "assistant", "content": said}, *USER]
+        answer = await server.client.post(CHAT, json={"messages": turns})
+        assert answer.status_code == 200, answer.text
+        wrong = {"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}
+        await refused(server, CHAT, json.dumps(wrong).encode(), param="messages")
+    (prompt,) = engine.prompts.values()
+    assert b"No:\ngreet" in bytes(token for token in prompt if token < 256)
+
+
+@in_loop
 async def test_null_equals_absent_inside_messages_too() -> None:
     call = {"id": None, "type": None, "function": {"name": "f", "arguments": None, "x": None}}
     turns = [
