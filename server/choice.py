@@ -96,7 +96,7 @@ class Choice:
         reading = rules.reading if rules.stops else Reading(rules.reading.thinking)
         self._finder = None if reading == AS_IT_IS else ContentFinder(reading)
         # Pieces that may be content, and whether a stop string could count there.
-        self._undecided: list[tuple[str, bool]] = []
+        self._undecided: deque[tuple[str, bool]] = deque()
 
     def add(self, event: Tokens) -> Delta:
         if self.finish_reason is not None:
@@ -166,9 +166,9 @@ class Choice:
         shown = ""
         for number, count in enumerate(counts):
             while count and self.finish_reason is None:
-                text, may_stop = self._undecided.pop(0)
+                text, may_stop = self._undecided.popleft()
                 if count < len(text):
-                    self._undecided.insert(0, (text[count:], may_stop))
+                    self._undecided.appendleft((text[count:], may_stop))
                 part = text[:count]
                 shown += self._cut_at_stop(part, may_stop) if number % 2 else part
                 count -= len(part)

@@ -80,7 +80,8 @@ class CallReader:
     @property
     def num_undecided(self) -> int:
         """Characters at the end that may still become a call, where there is none so far."""
-        return sum(map(len, self._raw)) + len(self._text) - self._at
+        self._raw = ["".join(self._raw)]  # asked for with each character, so it must be short
+        return len(self._raw[0]) + len(self._text) - self._at
 
     def feed(self, text: str) -> list[Piece]:
         self._text = self._text[self._at :] + text

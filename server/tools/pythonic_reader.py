@@ -76,7 +76,8 @@ class PythonicReader:
         """Characters at the end that may still become a call, where there is none so far."""
         if self._is_object:
             return self._objects.num_undecided
-        return sum(map(len, self._raw)) + len(self._text) - self._at
+        self._raw = ["".join(self._raw)]  # asked for with each character, so it must be short
+        return len(self._raw[0]) + len(self._text) - self._at
 
     def feed(self, text: str) -> list[Piece]:
         if self._is_object:
