@@ -6,6 +6,10 @@
 
 #include "model.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 using namespace paceline;
 
 struct paceline_model : Model {
@@ -45,6 +49,10 @@ int32_t paceline_tier_runs(const char* tier) {
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
+#elif defined(__aarch64__) && defined(__APPLE__)
+  if (name == "neon") return 1;  // every such Mac has dot products
+#elif defined(__aarch64__) && defined(__linux__)
+  if (name == "neon") return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif
   return 0;
 }

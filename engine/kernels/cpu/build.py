@@ -26,6 +26,13 @@ X86_TIERS = {
         "-mprefer-vector-width=512",
     ),
 }
+# GCC since 8 and Clang; PACELINE_NEON since a compiler may have dot products without being asked
+ARM_TIERS = {
+    "generic": (),
+    "neon": ("-march=armv8.2-a+dotprod", "-DPACELINE_NEON"),
+}
+# as platform.machine() calls them on Linux, macOS and BSD
+TIERS = {"x86_64": X86_TIERS, "amd64": X86_TIERS, "aarch64": ARM_TIERS, "arm64": ARM_TIERS}
 # No contraction: a product and a sum are fused only where the source says so, on every tier.
 FLAGS = (
     *("-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared"),
@@ -40,26 +47,26 @@ class CannotBuild(RuntimeError):
     """No compiler, or it refused; the message is one line."""
 
 
-def tiers() -> dict[str, tuple[str, ...]]:
-    """Tiers worth building on this kind of machine -> compiler flags."""
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        return X86_TIERS
-    return {"generic": ()}
+def tiers(machine: str = platform.machine()) -> dict[str, tuple[str, ...]]:
+    """Tiers worth building on a kind of machine, by default this one -> compiler flags."""
+    return TIERS.get(machine.lower(), {"generic": ()})
 
 
 def sources() -> list[Path]:
     return sorted(FOLDER.glob("*.cpp"))
 
 
-def compile_tier(tier: str, output: Path, extra: tuple[str, ...] = ()) -> None:
-    """Compile one library. Raises CannotBuild."""
+def compile_tier(
+    tier: str, output: Path, extra: tuple[str, ...] = (), machine: str = platform.machine()
+) -> None:
+    """Compile one library; for another machine with its compiler in $CXX. Raises CannotBuild."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise CannotBuild("no C++ compiler (c++, g++ or $CXX)")
     output.parent.mkdir(parents=True, exist_ok=True)
     command = [
         *compiler.split(),
-        *(*FLAGS, *tiers()[tier], *extra),
+        *(*FLAGS, *tiers(machine)[tier], *extra),
         f'-DPACELINE_TIER="{tier}"',
         *map(str, sources()),
         *("-o", str(output)),

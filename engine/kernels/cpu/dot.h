@@ -13,7 +13,7 @@
 namespace paceline {
 
 // Rows that go through the registers together.
-#if defined(PACELINE_AVX512)
+#if defined(PACELINE_AVX512) || defined(PACELINE_NEON)
 constexpr int kMaxRows = 4;
 #else
 constexpr int kMaxRows = 2;
@@ -139,6 +139,72 @@ inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* start,
     dot_eight<Nibbles, Rows>(w, x, start, lo);
     dot_eight<Nibbles, Rows>(w + 32, x, start, hi);
     for (int r = 0; r < Rows; ++r) acc[r][half] = {lo[r], hi[r]};
+  }
+}
+
+#elif defined(PACELINE_NEON)
+
+inline I16 weigh(I16 sum, int32_t high, const int32_t* weights) {
+  const int16_t factor = static_cast<int16_t>(high >> 16);
+  return vectorwise<I16>([&](int i) {
+    const int32x4_t w = vld1q_s32(weights + 4 * i);
+    const int32x4_t low = vmull_s16(vmovn_s32(w), vmovn_s32(sum.v[i]));
+    return vmlal_n_s16(low, vshrn_n_s32(w, 16), factor);
+  });
+}
+
+// acc[r] += the products of sixteen outputs, four k each, with four bytes of row r: those of lane
+// `Lane` of its sixteen. An instruction takes signed bytes on both sides.
+template <int Lane, int Rows>
+inline void dot_step(const int8x16_t (&w)[4], const int8x16_t (&x)[Rows], I16 (&acc)[Rows]) {
+  for (int r = 0; r < Rows; ++r)
+    for (int i = 0; i < 4; ++i) acc[r].v[i] = vdotq_laneq_s32(acc[r].v[i], w[i], x[r], Lane);
+}
+
+// The group of four k at w, or with nibbles two of them: those in `low` and, 16 further, in `high`.
+template <bool Nibbles, int Lane, int Rows>
+inline void dot_group(const uint8_t* w, const int8x16_t (&low)[Rows],
+                      const int8x16_t (&high)[Rows], I16 (&acc)[Rows]) {
+  int8x16_t first[4], second[4];
+  for (int i = 0; i < 4; ++i) {
+    const uint8x16_t bytes = vld1q_u8(w + 16 * i);
+    if constexpr (Nibbles) {
+      first[i] = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+      second[i] = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
+    } else {
+      first[i] = vreinterpretq_s8_u8(veorq_u8(bytes, vdupq_n_u8(0x80)));
+    }
+  }
+  dot_step<Lane>(first, low, acc);
+  if constexpr (Nibbles) dot_step<Lane>(second, high, acc);
+}
+
+template <bool Nibbles, int Rows>
+inline void dot_four_groups(const uint8_t* w, const int8x16_t (&low)[Rows],
+                            const int8x16_t (&high)[Rows], I16 (&acc)[Rows]) {
+  dot_group<Nibbles, 0>(w, low, high, acc);
+  dot_group<Nibbles, 1>(w + kGroupBytes, low, high, acc);
+  dot_group<Nibbles, 2>(w + 2 * kGroupBytes, low, high, acc);
+  dot_group<Nibbles, 3>(w + 3 * kGroupBytes, low, high, acc);
+}
+
+template <bool Nibbles, int Rows>
+inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* start,
+                      I16 (&acc)[Rows][2]) {
+  int8x16_t low[Rows], high[Rows];  // the first sixteen k of a row, and the others
+  for (int r = 0; r < Rows; ++r) {
+    low[r] = vld1q_s8(x + r * kBlock);
+    high[r] = vld1q_s8(x + r * kBlock + 16);
+  }
+  for (int half = 0; half < 2; ++half, w += 64) {
+    I16 sums[Rows];
+    for (int r = 0; r < Rows; ++r) {  // the caller takes off 128 * sum(x), see dot_eight
+      sums[r] = acc[r][half];
+      if constexpr (!Nibbles) sums[r] = sums[r] + splat(-16 * start[r]);
+    }
+    dot_four_groups<Nibbles>(w, low, high, sums);
+    if constexpr (!Nibbles) dot_four_groups<Nibbles>(w + 4 * kGroupBytes, high, high, sums);
+    for (int r = 0; r < Rows; ++r) acc[r][half] = sums[r];
   }
 }
 

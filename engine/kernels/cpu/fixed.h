@@ -65,6 +65,19 @@ class FixedSum {
 
  private:
   __m256i even_ = _mm256_setzero_si256(), odd_ = _mm256_setzero_si256();
+#elif defined(PACELINE_NEON)
+  void add(F16 w) {
+    const float64x2_t base = vdupq_n_f64(256.0);
+    for (const float32x4_t x : w.v) {
+      even_ = vaddq_u64(even_, vreinterpretq_u64_f64(vaddq_f64(vcvt_f64_f32(vget_low_f32(x)), base)));
+      odd_ = vaddq_u64(odd_, vreinterpretq_u64_f64(vaddq_f64(vcvt_high_f64_f32(x), base)));
+    }
+    count_ += kLanes;
+  }
+  uint64_t total() const { return vaddvq_u64(vaddq_u64(even_, odd_)) - kFixedBase * count_; }
+
+ private:
+  uint64x2_t even_ = vdupq_n_u64(0), odd_ = vdupq_n_u64(0);
 #else
   void add(const F16& w) {
     for (int i = 0; i < kLanes; ++i) sum_ += fixed(w.v[i]) + kFixedBase;
@@ -85,6 +98,11 @@ inline F16 zero_below(F16 a, F16 bound) {
 #elif defined(PACELINE_AVX2)
   return {_mm256_and_ps(a.lo, _mm256_cmp_ps(a.lo, bound.lo, _CMP_GE_OQ)),
           _mm256_and_ps(a.hi, _mm256_cmp_ps(a.hi, bound.hi, _CMP_GE_OQ))};
+#elif defined(PACELINE_NEON)
+  return vectorwise<F16>([&](int i) {
+    const uint32x4_t kept = vcgeq_f32(a.v[i], bound.v[i]);
+    return vreinterpretq_f32_u32(vandq_u32(kept, vreinterpretq_u32_f32(a.v[i])));
+  });
 #else
   return lanewise<F16>([&](int i) { return a.v[i] >= bound.v[i] ? a.v[i] : 0.0f; });
 #endif
@@ -99,6 +117,12 @@ inline uint32_t at_least(F16 a, F16 bound) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_GE_OQ)));
   };
   return mask(a.lo, bound.lo) | mask(a.hi, bound.hi) << 8;
+#elif defined(PACELINE_NEON)
+  const uint32_t weights[4] = {1, 2, 4, 8};
+  uint32_t bits = 0;
+  for (int i = 0; i < 4; ++i)
+    bits |= vaddvq_u32(vandq_u32(vcgeq_f32(a.v[i], bound.v[i]), vld1q_u32(weights))) << (4 * i);
+  return bits;
 #else
   uint32_t bits = 0;
   for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(a.v[i] >= bound.v[i]) << i;

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 
 ABI = 4  # PACELINE_ABI of api.h
-TIERS = ("avx512vnni", "avxvnni", "avx2", "generic")  # best first
+TIERS = ("avx512vnni", "avxvnni", "avx2", "neon", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
 FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"
 

@@ -17,6 +17,8 @@
 
 #if defined(PACELINE_AVX512) || defined(PACELINE_AVX2)
 #include <immintrin.h>
+#elif defined(PACELINE_NEON)  // given by build.py: 64-bit ARM with dot products
+#include "vec_neon.h"
 #endif
 
 namespace paceline {
@@ -173,7 +175,7 @@ inline F16 widen_bf16(const uint16_t* p) {
   return {wide(p), wide(p + 8)};
 }
 
-#else  // portable: plain loops, which a compiler may vectorise (NEON among others)
+#elif !defined(PACELINE_NEON)  // portable: plain loops, which a compiler may vectorise
 
 struct F16 {
   float v[kLanes];
@@ -320,7 +322,7 @@ inline float reduce_max(F16 a) {
       a, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); },
       [](__m128 x, __m128 y) { return _mm_max_ps(x, y); });
 }
-#else
+#elif !defined(PACELINE_NEON)
 template <class Op>
 inline float reduce(F16 a, Op op) {
   for (int width = kLanes / 2; width > 0; width /= 2)

@@ -1,4 +1,4 @@
-"""Libraries that do not fit this code are one line and no kernels, never a traceback."""
+"""Which libraries are built; those that do not fit this code are one line and no kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.kernels.cpu import library
+from engine.kernels.cpu import build, library
 
 ROOT = Path(__file__).resolve().parents[3]
 HEADER = ROOT / "engine/kernels/cpu/api.h"
@@ -84,3 +84,12 @@ def test_limits_of_the_machine_are_numbers(kernels: ctypes.CDLL) -> None:
         assert kernels.paceline_limit(what, 1) > 0
     assert kernels.paceline_limit(len(library.LIMITS), 1) == 0
     assert kernels.paceline_limit(0, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "tier"),
+    [("x86_64", "avx2"), ("AMD64", "avx512vnni"), ("aarch64", "neon"), ("arm64", "neon")],
+)
+def test_every_kind_of_machine_has_its_tiers(machine: str, tier: str) -> None:
+    assert {"generic", tier} <= set(build.tiers(machine))
+    assert set(build.tiers("riscv64")) == {"generic"}
