@@ -38,8 +38,9 @@ test-bugs: $(VENV)/.ready-dev
 test-kernels: $(VENV)/.ready-dev
 	KERNEL_TESTS=all $(BIN)/python -m pytest tests/engine/kernels_triton tests/gpu $(ARGS)
 
+# The CPU kernels; also those for ARM, under an emulator, where there are one and a cross compiler.
 test-kernels-cpu: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest tests/engine/kernels_cpu $(ARGS)
+	KERNEL_TESTS=all $(BIN)/python -m pytest tests/engine/kernels_cpu $(ARGS)
 
 # Drive a running server: make bench ARGS="--url http://127.0.0.1:8000 --concurrency 1,4,16"
 bench: $(VENV)/.ready-dev
