@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.gpu.parts import MODELS, NO_DEVICE, names
 
 # When each part starts nothing more, as a share of the time; what is faster leaves its time.
-SHARES = (0.45, 0.66, 0.86, 1.0)
+SHARES = (0.36, 0.52, 0.72, 0.9, 1.0)
 GRACE = 8.0  # seconds after which a part that has not ended is killed
 
 

@@ -32,7 +32,7 @@ STEPS = "steps "  # and the name of a model
 
 
 def names(models: tuple[str, ...]) -> tuple[str, ...]:
-    return (*(STEPS + model for model in models), "kernels", "peers")
+    return (*(STEPS + model for model in models), "deterministic", "kernels", "peers")
 
 
 def results(part: str, device: torch.device, *, dry_run: bool) -> Iterator[Result]:
@@ -42,6 +42,10 @@ def results(part: str, device: torch.device, *, dry_run: bool) -> Iterator[Resul
 
         sizes = steps.DRY if dry_run else steps.FULL
         yield from steps.measure_model(part.removeprefix(STEPS), sizes, device)
+    elif part == "deterministic":
+        from tests.gpu import steps
+
+        yield from steps.measure_deterministic(steps.DRY if dry_run else steps.FULL, device)
     elif part == "kernels":
         from tests.gpu import kernels
 
@@ -50,7 +54,7 @@ def results(part: str, device: torch.device, *, dry_run: bool) -> Iterator[Resul
         from tests.gpu import peers, steps
 
         sizes = steps.DRY if dry_run else steps.FULL
-        yield peers.transformers_continuous_batching(sizes, device)
+        yield from peers.transformers_continuous_batching(sizes, device)
 
 
 def until(deadline: float, name: str, found: Iterator[Result]) -> Iterator[Result]:

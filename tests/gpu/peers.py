@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import torch
 
 from tests.gpu.guard import Result
 from tests.gpu.shapes import MODELS
-from tests.gpu.steps import Sizes
+from tests.gpu.steps import Sizes, few_requests
 
 
-def transformers_continuous_batching(sizes: Sizes, device: torch.device) -> Result:
-    """The same number of requests, an eighth of the output, random weights of the same shape."""
+def transformers_continuous_batching(sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    """An eighth of the output, random weights of the same shape; few requests, then all of them."""
     name = f"transformers continuous batching, {sizes.main}"
     try:
         import transformers
     except ImportError:
-        return {"name": name, "absent": True}
+        yield {"name": name, "absent": True}
+        return
     config = MODELS[sizes.main]
     output = max(1, sizes.output // 8)
     theirs = transformers.Qwen3Config(
@@ -48,21 +50,20 @@ def transformers_continuous_batching(sizes: Sizes, device: torch.device) -> Resu
         more["continuous_batching_config"] = transformers.ContinuousBatchingConfig(
             num_blocks=16, max_batch_tokens=256
         )
-    begin = time.perf_counter()
-    done = model.generate_batch(prompts, generation_config=options, **more)
-    took = time.perf_counter() - begin
-    tokens = sum(len(answer.generated_tokens) for answer in done.values())
-    if tokens != sizes.requests * output:  # it only logs what went wrong
-        raise RuntimeError(f"{tokens} tokens of {sizes.requests * output} came")
-    # Without the start of its manager and its captures.
-    served = max(a.lifespan[1] for a in done.values()) - min(a.created_time for a in done.values())
-    return {
-        "name": name,
-        "version": transformers.__version__,
-        "attention": model.config._attn_implementation,
-        "requests": sizes.requests,
-        "output": output,
-        "seconds_with_start": took,
-        "seconds": served,
-        "output_tokens_per_second": tokens / served,
-    }
+    for count in (few_requests(sizes), sizes.requests):
+        begin = time.perf_counter()
+        done = model.generate_batch(prompts[:count], generation_config=options, **more).values()
+        took = time.perf_counter() - begin
+        tokens = sum(len(answer.generated_tokens) for answer in done)
+        if tokens != count * output:  # it only logs what went wrong
+            raise RuntimeError(f"{tokens} tokens of {count * output} came")
+        # Without the start of its manager and its captures.
+        served = max(a.lifespan[1] for a in done) - min(a.created_time for a in done)
+        yield {
+            "name": f"{name} {count} x {sizes.prompt}/{output}",
+            "version": transformers.__version__,
+            "attention": model.config._attn_implementation,
+            "seconds_with_start": took,
+            "seconds": served,
+            "output_tokens_per_second": tokens / served,
+        }

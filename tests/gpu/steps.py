@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import statistics
 import time
@@ -315,6 +314,11 @@ def request(index: int, *, prompt: int, output: int, vocab: int, **sampling: obj
     )
 
 
+def few_requests(sizes: Sizes) -> int:
+    """For a peer that may not get through all of them in its time."""
+    return max(1, sizes.requests // 8)
+
+
 def end_to_end(
     name: str, engine: TorchEngine, sizes: Sizes, *, output: int, mode: str, depth: int
 ) -> Iterator[Result]:
@@ -335,10 +339,12 @@ def end_to_end(
     }
 
 
-def deterministic(
-    name: str, model: LoadedModel, sizes: Sizes, device: torch.device
-) -> Iterator[Result]:
-    """Changes the model's products. One request alone and among others: equal to the last bit?"""
+def measure_deterministic(sizes: Sizes, device: torch.device) -> Iterator[Result]:
+    """One request alone and among others: equal to the last bit? And what it costs."""
+    name = sizes.main
+    model = random_model(
+        MODELS[name], dtype=sizes.dtype, device=device, max_positions=sizes.max_model_len
+    )
     convert_linears(model.decoder, "invariant", dtype=sizes.dtype)
     engine = make_engine(model, sizes, device, deterministic=True)
     capture = capture_all(engine, sizes)
@@ -357,16 +363,11 @@ def deterministic(
         "equal_alone_in_a_batch_and_in_chunks": answers[0] == answers[1] == answers[2],
         "capture": capture,
     }
-    yield from decode_steps(name, engine, sizes, mode="deterministic", depth=1)
+    steps = decode_steps(name, engine, sizes, mode="deterministic", depth=1)
+    yield from guarded(f"{name} deterministic", steps)
     short = max(1, sizes.output // 8)
-    yield from end_to_end(name, engine, sizes, output=short, mode="deterministic", depth=1)
-
-
-def let_go(device: torch.device) -> None:
-    """Free what is referred to no more: an engine and its graphs know each other."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    served = end_to_end(name, engine, sizes, output=short, mode="deterministic", depth=1)
+    yield from guarded(f"{name} deterministic", served)
 
 
 def measure_model(name: str, sizes: Sizes, device: torch.device) -> Iterator[Result]:
@@ -382,21 +383,22 @@ def measure_model(name: str, sizes: Sizes, device: torch.device) -> Iterator[Res
     yield from guarded(f"{name} prefill", prefill_step(name, engine, sizes))
     if name == sizes.main:
         short = max(1, sizes.output // 8)
-        for output, depth in ((sizes.output, 1), (short, 1), (short, 0)):
-            served = end_to_end(name, engine, sizes, output=output, mode="graphs", depth=depth)
+        few = replace(sizes, requests=few_requests(sizes))
+        for of, output, depth in (
+            (sizes, sizes.output, 1),
+            (sizes, short, 1),
+            (sizes, short, 0),
+            (few, short, 1),
+        ):
+            served = end_to_end(name, engine, of, output=output, mode="graphs", depth=depth)
             yield from guarded(f"{name} end to end", served)
     yield from guarded(f"{name} waits", waits(name, engine, device))
     yield from guarded(f"{name} graphs", graphs_against_eager(name, engine, sizes))
     yield from guarded(f"{name} memory", step_memory(name, engine, device))
     graphs, runner.graphs = runner.graphs, None
-    few = replace(sizes, repeats=min(sizes.repeats, 5))
-    eager = decode_steps(name, engine, few, mode="eager", depth=1)
+    brief = replace(sizes, contexts=sizes.contexts[:1], repeats=min(sizes.repeats, 5))
+    eager = decode_steps(name, engine, brief, mode="eager", depth=1)
     yield from guarded(f"{name} eager", eager)
     runner.graphs = graphs
-    if name != sizes.main:
-        return
-    serial = decode_steps(name, engine, few, mode="graphs", depth=0)
+    serial = decode_steps(name, engine, brief, mode="graphs", depth=0)
     yield from guarded(f"{name} graphs", serial)
-    del engine, runner, graphs
-    let_go(device)
-    yield from guarded(f"{name} deterministic", deterministic(name, model, sizes, device))
