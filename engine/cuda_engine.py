@@ -133,16 +133,20 @@ def make_sized_cuda_engine(
         # The trial's workspaces serve the engine too.
         options["capture_stream"] = torch.cuda.Stream(device)
 
-    def trial(num_blocks: int) -> None:
+    memory = memory or CudaMemory(device)
+
+    def trial(num_blocks: int) -> int:
         engine, runner = _made(
             model, device=device, dtype=dtype, capacity=limits.capacity(num_blocks), **options
         )
         engine.warm_up(max_step_tokens=limits.max_step_tokens)
         if runner.graphs is not None:
             runner.graphs.capture_all()
+        others = memory.used_by_others()
         # Runner and graphs know each other, and its pool has to go before the next is made.
         del engine, runner
         gc.collect()
+        return others
 
     block_bytes = limits.block_size * kv_bytes_per_token(model.config, dtype)
     # A larger pool holds more keys for a step to split: one such step eager, one captured.
@@ -153,7 +157,7 @@ def make_sized_cuda_engine(
     )
     plan = plan_memory(
         trial,
-        memory or CudaMemory(device),
+        memory,
         trial_blocks=-(-limits.max_model_len // limits.block_size),
         block_bytes=block_bytes,
         granule=granule,

@@ -21,7 +21,9 @@ class DeviceMemory(Protocol):
         ...
 
     def used_by_others(self) -> int:
-        """What is taken and is not this process's allocator's: other processes, the context."""
+        """What is taken and is not this process's allocator's: other processes, the context, and
+        what the driver keeps for each captured graph.
+        """
         ...
 
     def reserved(self) -> int:
@@ -82,7 +84,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    trial: Callable[[int], None],
+    trial: Callable[[int], int],
     memory: DeviceMemory,
     *,
     trial_blocks: int,
@@ -92,15 +94,16 @@ def plan_memory(
     """Blocks that fit beside the weights and the largest step, to the last one.
 
     `trial(num_blocks)` builds an engine with a KV pool of `trial_blocks` blocks, runs the largest
-    step it may be asked for, captures its graphs, and lets go of it. Weights are loaded before.
+    step it may be asked for, captures its graphs, and lets go of it; it returns `used_by_others`
+    as it was while all of that was there. Weights are loaded before.
     The pool comes in units of `granule` bytes. Raises ValueError if no block fits.
     """
     weights = memory.reserved()
     memory.reset_peak()
-    trial(trial_blocks)
+    others = trial(trial_blocks)
     pool = -(-(trial_blocks + 1) * block_bytes // granule) * granule
     step = max(0, memory.peak_reserved() - weights - pool)
-    total, others = memory.total(), memory.used_by_others()
+    total, others = memory.total(), max(others, memory.used_by_others())
     room = (total - others - weights - step) // granule * granule
     num_blocks = room // block_bytes - 1
     if num_blocks < 1:

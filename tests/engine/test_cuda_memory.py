@@ -12,8 +12,8 @@ BLOCK = 1000
 class ScriptedMemory:
     """A device of 100,000 bytes; the trial takes its pool and `step` bytes more, and frees them."""
 
-    def __init__(self, *, weights: int, others: int, step: int) -> None:
-        self.weights, self.others, self.step = weights, others, step
+    def __init__(self, *, weights: int, others: int, step: int, graphs: int = 0) -> None:
+        self.weights, self.others, self.step, self.graphs = weights, others, step, graphs
         self.peak = 99_999  # of before; not to be read
         self.trials: list[int] = []
 
@@ -32,9 +32,10 @@ class ScriptedMemory:
     def reset_peak(self) -> None:
         self.peak = self.weights
 
-    def trial(self, num_blocks: int) -> None:
+    def trial(self, num_blocks: int) -> int:
         self.trials.append(num_blocks)
         self.peak = self.weights + (num_blocks + 1) * BLOCK + self.step
+        return self.others + self.graphs
 
 
 def test_what_weights_step_and_others_leave_is_blocks_to_the_last_one() -> None:
@@ -48,6 +49,15 @@ def test_what_weights_step_and_others_leave_is_blocks_to_the_last_one() -> None:
     assert "+ 500 bytes" in plan.describe()
 
 
+def test_what_the_driver_keeps_for_graphs_is_no_room_for_blocks() -> None:
+    """It is beside the allocator's memory, and gone when the trial is over: it comes again."""
+    memory = ScriptedMemory(weights=40_000, others=5_500, step=12_000, graphs=3_000)
+    plan = plan_memory(memory.trial, memory, trial_blocks=8, block_bytes=BLOCK)
+    assert plan.others == 8_500
+    used = 40_000 + 8_500 + 12_000 + (plan.num_blocks + 1) * BLOCK
+    assert 100_000 - BLOCK < used <= 100_000
+
+
 def test_a_pool_without_a_block_is_refused_with_the_numbers() -> None:
     memory = ScriptedMemory(weights=90_000, others=0, step=9_000)
     with pytest.raises(ValueError, match="weights 90000, the largest step 9000"):
@@ -59,9 +69,10 @@ def test_a_pool_comes_in_whole_units_of_the_device() -> None:
     granule = 4096
     memory = ScriptedMemory(weights=8192, others=4096, step=12288)
 
-    def trial(num_blocks: int) -> None:
+    def trial(num_blocks: int) -> int:
         pool = -(-(num_blocks + 1) * BLOCK // granule) * granule
         memory.peak = memory.weights + pool + memory.step
+        return memory.others
 
     plan = plan_memory(trial, memory, trial_blocks=9, block_bytes=BLOCK, granule=granule)
     assert plan.step == 12288
