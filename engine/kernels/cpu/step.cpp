@@ -63,13 +63,16 @@ void each_token(Phases& phases, int tokens, const Body& body) {
   });
 }
 
-// How a product of `rows` rows is cut: chunks of rows, and groups of adjacent tiles.
+// How a product of `rows` rows is cut: chunks of rows, and groups of adjacent tiles. Many rows are cut so
+// that each thread has rows of its own, in all phases; few share one reading of the weights.
 struct Cut {
-  int panels, num_chunks, group, num_groups;
+  int panels, num_chunks, chunk, group, num_groups;
 
   Cut(int rows, int tiles, int threads) {
     panels = (rows + kPanel - 1) / kPanel;
     num_chunks = (panels + kChunkPanels - 1) / kChunkPanels;
+    if (rows >= kManyTokens) num_chunks = (num_chunks + threads - 1) / threads * threads;
+    chunk = (panels + num_chunks - 1) / num_chunks;
     // enough to even out the threads; but taking one costs as much as some tiles of a few rows
     const int per_thread = rows <= 4 ? 2 : rows <= 32 ? 3 : 6;
     const int tasks = std::max(1, threads * per_thread / num_chunks);
@@ -80,7 +83,7 @@ struct Cut {
   // Calls body(tile, first panel, last panel) for all of a task's tiles.
   template <class Body>
   void each(int task, int tiles, const Body& body) const {
-    const int begin = task / num_groups * kChunkPanels, end = std::min(begin + kChunkPanels, panels);
+    const int begin = task / num_groups * chunk, end = std::min(begin + chunk, panels);
     const int first = task % num_groups * group;
     for (int u = first; u < std::min(first + group, tiles); ++u) body(u, begin, end);
   }
@@ -330,7 +333,7 @@ void Model::attend_item(int index, int thread, int i) {
                out + static_cast<size_t>(r) * d, span.first, span.last};
   }
   const HeadKv<T> kv = head_kv<T>(index, item);
-  const int next = i + team_.size();  // if the threads take turns
+  const int next = i + 1;
   if (next < num_items_) {
     const RangePieces<T> pieces = first_pieces<T>(index, next);
     attend(rows, num_rows, kv, scratch, pieces.fetch());

@@ -5,7 +5,10 @@ namespace paceline {
 
 Team::Team(int num_threads, int max_phases)
     : num_threads_(num_threads), max_phases_(max_phases), last_(&runs_[0]) {
-  for (Run& run : runs_) run.progress.reset(new Progress[max_phases]);
+  for (Run& run : runs_) {
+    run.progress.reset(new Progress[max_phases]);
+    run.taken.reset(new Taken[static_cast<size_t>(max_phases) * num_threads]);
+  }
   for (int t = 1; t < num_threads; ++t) threads_.emplace_back([this, t] { worker(t); });
 }
 
@@ -24,10 +27,11 @@ Team::Run& Team::prepare(Work work) {
   Run& run = runs_[(number_.load() + 1) % kRuns];
   Phases::wait_until([&] { return run.inside.load() == 0; });
   for (int i = 0; i < max_phases_; ++i) {
-    run.progress[i].taken.store(0, std::memory_order_relaxed);
     run.progress[i].done.store(0, std::memory_order_relaxed);
     run.progress[i].ended_ns.store(0, std::memory_order_relaxed);
   }
+  for (int i = 0; i < max_phases_ * num_threads_; ++i)
+    run.taken[i].count.store(0, std::memory_order_relaxed);
   run.work = std::move(work);
   last_ = &run;
   return run;
@@ -41,13 +45,13 @@ void Team::run(Work work) {
     number_.fetch_add(1);
   }
   wake_.notify_all();
-  Phases phases(run, 0);
+  Phases phases(run, num_threads_, 0);
   run.work(phases);
 }
 
 void Team::run_alone(Work work) {
   Run& run = prepare(std::move(work));
-  Phases phases(run, 0);
+  Phases phases(run, num_threads_, 0);
   run.work(phases);
 }
 
@@ -65,7 +69,7 @@ void Team::worker(int thread) {
     Run& run = runs_[seen % kRuns];
     run.inside.fetch_add(1);
     if (number_.load() == seen) {  // else its memory may be another run's by now
-      Phases phases(run, thread);
+      Phases phases(run, num_threads_, thread);
       run.work(phases);
     }
     run.inside.fetch_sub(1);

@@ -47,12 +47,15 @@ class Team {
  private:
   friend class Phases;
   struct Progress {  // of one phase
-    alignas(64) std::atomic<int> taken{0};
-    std::atomic<int> done{0};
+    alignas(64) std::atomic<int> done{0};
     std::atomic<uint64_t> ended_ns{0};
   };
+  struct Taken {  // tasks of a phase out of a thread's share
+    alignas(64) std::atomic<int> count{0};
+  };
   struct Run {
-    std::unique_ptr<Progress[]> progress;
+    std::unique_ptr<Progress[]> progress;  // [phases]
+    std::unique_ptr<Taken[]> taken;        // [phases][threads]
     Work work;
     std::atomic<int> inside{0};  // threads that may look at it, but the caller
   };
@@ -75,12 +78,21 @@ class Team {
 // One thread's walk through the phases of a run: every thread makes the same calls.
 class Phases {
  public:
-  // Runs task(0) .. task(count - 1), each on whichever thread is free; returns when all are done.
+  // Runs task(0) .. task(count - 1) and returns when all are done. A thread begins with its share, so
+  // that phases alike leave it what is in its cache already; then it takes of the others' shares.
   template <class Task>
   void each(int count, const Task& task) {
-    Team::Progress& phase = run_.progress[index_++];
+    Team::Progress& phase = run_.progress[index_];
+    Team::Taken* const taken = &run_.taken[index_++ * num_threads_];
+    const auto share = [&](int owner) { return (count * owner + num_threads_ - 1) / num_threads_; };
     int mine = 0;
-    for (int i = take(phase); i < count; i = take(phase), ++mine) task(i);
+    for (int turn = 0; turn < num_threads_; ++turn) {
+      const int owner = (thread_ + turn) % num_threads_, end = share(owner + 1);
+      const auto take = [&] {
+        return share(owner) + taken[owner].count.fetch_add(1, std::memory_order_relaxed);
+      };
+      for (int i = take(); i < end; i = take(), ++mine) task(i);
+    }
     if (mine > 0 && phase.done.fetch_add(mine, std::memory_order_release) + mine == count)
       phase.ended_ns.store(Team::now_ns(), std::memory_order_relaxed);
     wait_until([&] { return phase.done.load(std::memory_order_acquire) >= count; });
@@ -93,7 +105,8 @@ class Phases {
   friend class Team;
   static constexpr int kSpins = 2000;  // some tens of microseconds
 
-  Phases(Team::Run& run, int thread) : run_(run), thread_(thread) {}
+  Phases(Team::Run& run, int num_threads, int thread)
+      : run_(run), num_threads_(num_threads), thread_(thread) {}
 
   template <class Condition>
   static void wait_until(const Condition& condition) {
@@ -108,9 +121,6 @@ class Phases {
     }
     return false;
   }
-  static int take(Team::Progress& phase) {
-    return phase.taken.fetch_add(1, std::memory_order_relaxed);
-  }
   static void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -120,7 +130,7 @@ class Phases {
   }
 
   Team::Run& run_;
-  const int thread_;
+  const int num_threads_, thread_;
   int index_ = 0;
 };
 
