@@ -18,6 +18,13 @@ from server.config import ServerConfig
 from server.wire import CoreInfo, Loading
 
 
+class ServerConsole(Console):
+    """A console whose reader may leave, where rich would end a process that can serve."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class LoadProgress:
     """Shows Loading messages until it is closed; a plain line a stage and quarter elsewhere."""
 
@@ -74,8 +81,8 @@ class LoadProgress:
 
 def banner_console() -> Console:
     """stdout; lines of a log file are not wrapped at a terminal's width."""
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+    console = ServerConsole()
+    return console if console.is_terminal else ServerConsole(width=200)
 
 
 def url_of(host: str, port: int) -> str:

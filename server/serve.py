@@ -19,12 +19,11 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
-from rich.console import Console
 
 from engine.default_model import resolve_model
 from engine.errors import ModelFileError
 from server.app import create_app
-from server.banner import LoadProgress, banner_console, print_banner, url_of
+from server.banner import LoadProgress, ServerConsole, banner_console, print_banner, url_of
 from server.config import ConfigError, Settings
 from server.core_client import CoreClient
 from server.early_core import EarlyCore, Spawn, spawn_core
@@ -78,7 +77,7 @@ def serve(settings: Settings, early: EarlyCore | None = None) -> int:
     try:
         return _serve(settings, early)
     except (ConfigError, ModelFileError, CoreGaveUp, PortError) as error:
-        console = Console(stderr=True)
+        console = ServerConsole(stderr=True)
         with contextlib.suppress(OSError):
             console.print(f"paceline: {error}", markup=False, highlight=False, soft_wrap=True)
         if isinstance(error, CoreGaveUp):
@@ -178,7 +177,7 @@ class ServerLife:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        progress = LoadProgress(Console(stderr=True))
+        progress = LoadProgress(ServerConsole(stderr=True))
         core = asyncio.create_task(self._supervisor.run())
         try:
             with progress as show:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from server import chat_cli
 from server.__main__ import main
-from server.banner import LoadProgress, print_banner, url_of
+from server.banner import LoadProgress, ServerConsole, print_banner, url_of
 from server.chat_cli import Answer, ChatError, chat, find_model, stream_answer
 from server.config import ServerConfig
 from server.options import OPTIONS
@@ -190,6 +190,23 @@ def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
         show(Loading("warming up"))
     assert "warming up" in out.getvalue()
     assert "\n\n" not in out.getvalue()
+
+
+class _NobodyReads(io.StringIO):
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_of_the_log_who_leaves_ends_no_server() -> None:
+    """`paceline serve 2>&1 | head -1`: rich answers a broken pipe with the end of the process."""
+    with LoadProgress(ServerConsole(file=_NobodyReads())) as show:
+        show(Loading("loading weights", 50, 100))
+        show(Loading("warming up"))
+    console = ServerConsole(file=_NobodyReads())
+    print_banner(console, info_for(ScriptedEngine()), ServerConfig(), "http://h:1")
 
 
 def test_the_url_is_one_that_works_from_here() -> None:
