@@ -125,7 +125,8 @@ def document(version: str, served: str | None = None, with_batches: bool = False
             "title": "Paceline",
             "version": version,
             "description": "An LLM server. Null equals absent for every field; unknown fields are "
-            "named in the header x-paceline-ignored-params. docs/api.md has every rule.",
+            "named in the header x-paceline-ignored-params. The header x-request-timeout-seconds "
+            "says how long an answer is of use. docs/api.md has every rule.",
         },
         "paths": paths,
         "components": {

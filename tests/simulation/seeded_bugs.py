@@ -198,6 +198,13 @@ BUGS = (
         "self.places.give_back(request.tenant)",
         "pass",
     ),
+    Bug(
+        "go to the end of the line",
+        Line,
+        "fall_back",
+        "insort(sequence.lane.waiting, sequence, key=_by_turn)",
+        "sequence.lane.waiting.append(sequence)",
+    ),
     Bug("stay in line when it is over", Line, "leave", "self._stop_waiting(sequence)", "pass"),
     Bug("lose an abort", Scheduler, "handle", "if i in self.sequences]", "if 0]"),
     Bug("finish twice", Scheduler, "_finish", "del self.sequences[request.id]", "pass"),
