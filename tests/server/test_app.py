@@ -251,12 +251,17 @@ async def test_list_of_prompts_is_taken_whole_or_not_at_all() -> None:
     """B133: the place of the first prompt is free again if the second finds none."""
     tight = SchedulerLimits(max_step_tokens=64, max_waiting=1, max_running=1, watermark_blocks=0)
     async with house(TextEngine({"greet": "Hello"}), limits=tight) as server:
-        answer = await server.complete(["greet", "greet", "greet"])
+        server.engine.running.clear()
+        before = asyncio.create_task(server.complete("greet"))
+        await eventually(lambda: server.core.num_unfinished == 1)
+        answer = await server.complete(["greet", "greet"])
         assert answer.status_code == 429
+        assert server.core.num_open == 1
+        server.engine.running.set()
+        assert (await before).status_code == 200
         await eventually(lambda: server.core.num_unfinished == 0)
-        assert server.core.num_open == 0
         assert (await server.complete(["greet", "greet"])).status_code == 200
-        assert await server.metric("paceline_requests_accepted_total") == 2
+        assert await server.metric("paceline_requests_accepted_total") == 3
 
 
 @in_loop
