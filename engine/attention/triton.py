@@ -144,7 +144,9 @@ class TritonAttention:
         self._group = num_heads // cache.num_kv_heads
         self._group_padded = triton.next_power_of_2(self._group)
         self._split_tile = max(FIXED_TILE if deterministic else SPLIT_TILE, self._group_padded)
-        self._long_tile = max(FIXED_TILE if deterministic else LONG_TILE, self._group_padded)
+        scaled = cache.scales is not None
+        long_tile = long_tile_of(cache.head_dim, deterministic=deterministic, scaled=scaled)
+        self._long_tile = max(long_tile, self._group_padded)
         self._split_queries = self._split_tile // self._group_padded
         self._long_queries = self._long_tile // self._group_padded
         self._device = cache.layers.device
@@ -233,7 +235,7 @@ class TritonAttention:
                 columns.weighted,
                 columns.sums,
                 columns.rows,
-                **self._shape(layer),
+                **self._shape(layer, partial=True),
                 BLOCK_M=self._split_tile,
                 num_warps=4,
             )
@@ -278,7 +280,7 @@ class TritonAttention:
             columns.tables,
             columns.width,
             self._head_dim**-0.5 * math.log2(math.e),
-            **self._shape(layer),
+            **self._shape(layer, partial=partial),
             BLOCK_SIZE=self.cache.block_size,
             BLOCK_M=tile,
             PARTIAL=partial,
@@ -289,8 +291,10 @@ class TritonAttention:
             **launch_options(tile, self._head_dim),
         )
 
-    def _shape(self, layer: int) -> dict[str, int]:
+    def _shape(self, layer: int, *, partial: bool) -> dict[str, int]:
         """The constants that all kernels share."""
+        scaled = self.cache.scales is not None
+        block_n = key_tile(self._head_dim, deterministic=self._fold, narrow=scaled and not partial)
         return {
             "KV_HEADS": self._kv_heads,
             "GROUP": self._group,
@@ -298,7 +302,7 @@ class TritonAttention:
             "HEAD_DIM": self._head_dim,
             "D_PADDED": max(16, triton.next_power_of_2(self._head_dim)),
             "WINDOW": self.windows[layer] or 0,
-            "BLOCK_N": BLOCK_N,
+            "BLOCK_N": block_n,
             "CHUNK": self._chunk,
         }
 
@@ -308,6 +312,25 @@ def partial_bytes(config: ModelConfig, *, num_tokens: int, deterministic: bool) 
     tile = FIXED_TILE if deterministic else SPLIT_TILE
     of_item = 4 * config.num_kv_heads * max(tile, config.num_heads // config.num_kv_heads)
     return -(-of_item * (config.head_dim + 2) * num_tokens // CHUNK)
+
+
+def long_tile_of(head_dim: int, *, deterministic: bool, scaled: bool) -> int:
+    """Query rows of a tile of a long row. Wide heads leave a float8 cache registers for half."""
+    is_wide = head_dim >= WIDE_HEAD
+    return FIXED_TILE if deterministic or (scaled and is_wide) else LONG_TILE
+
+
+def key_tile(head_dim: int, *, deterministic: bool, narrow: bool) -> int:
+    """Keys of a tile, which divide BLOCK_N: as many as compile for sm_90 without spills.
+
+    `deterministic`: the same for decodes and prefills. `narrow`: for the long rows of a float8
+    cache.
+    """
+    if head_dim < WIDE_HEAD:
+        return BLOCK_N
+    if deterministic:
+        return BLOCK_N // 4
+    return BLOCK_N // 2 if narrow else BLOCK_N
 
 
 def launch_options(tile: int, head_dim: int) -> dict[str, int]:

@@ -21,7 +21,13 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.attention.triton import launch_options
+from engine.attention.triton import (
+    FIXED_TILE,
+    SPLIT_TILE,
+    key_tile,
+    launch_options,
+    long_tile_of,
+)
 from engine.kernels.triton import attention, gemm, norms, penalties, rotary, sampling
 
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
@@ -49,9 +55,16 @@ class Case:
 
 
 def attention_case(name: str, *, full: bool = False, **changes: Any) -> Case:
+    """`changes` of the constants; tiles as the engine chooses them for these."""
+    scaled, head_dim = bool(changes.get("SCALED")), changes.get("HEAD_DIM", 128)
+    partial, fixed = changes.get("PARTIAL", True), name.startswith("fixed")
+    block_m = FIXED_TILE if fixed else SPLIT_TILE
+    if not partial:
+        block_m = long_tile_of(head_dim, deterministic=fixed, scaled=scaled)
     constants = {
         "KV_HEADS": 8, "GROUP": 4, "GROUP_PADDED": 4, "HEAD_DIM": 128, "D_PADDED": 128,
-        "BLOCK_SIZE": 16, "WINDOW": 0, "BLOCK_M": 16, "BLOCK_N": 64, "CHUNK": 512,
+        "BLOCK_SIZE": 16, "WINDOW": 0, "BLOCK_M": block_m, "CHUNK": 512,
+        "BLOCK_N": key_tile(head_dim, deterministic=fixed, narrow=scaled and not partial),
         "PARTIAL": True, "FOLD": False, "SCALED": False, "DOT": tl.bfloat16, "PRECISION": "tf32",
         **changes,
     }  # fmt: skip
@@ -71,19 +84,28 @@ def attention_case(name: str, *, full: bool = False, **changes: Any) -> Case:
 
 def cases() -> Iterator[Case]:
     yield attention_case("decode")
-    yield attention_case("prefill", BLOCK_M=128, PARTIAL=False)
-    yield attention_case("fixed decode", BLOCK_M=64)
-    yield attention_case("fixed prefill", BLOCK_M=64, PARTIAL=False, FOLD=True)
+    yield attention_case("prefill", PARTIAL=False)
+    yield attention_case("fixed decode")
+    yield attention_case("fixed prefill", PARTIAL=False, FOLD=True)
     yield attention_case("fp8 decode", SCALED=True)
-    for dim, padded in ((64, 64), (80, 128), (96, 128), (256, 256)):
+    for dim, padded in ((64, 64), (80, 128), (96, 128), (128, 128), (256, 256)):
         sizes = {"HEAD_DIM": dim, "D_PADDED": padded, "full": True}
         yield attention_case(f"decode D{dim}", **sizes)
-        yield attention_case(f"prefill D{dim}", BLOCK_M=128, PARTIAL=False, **sizes)
-    for group in (1, 2, 8):
-        sizes = {"GROUP": group, "GROUP_PADDED": group, "full": True}
+        yield attention_case(f"prefill D{dim}", PARTIAL=False, **sizes)
+        yield attention_case(f"fp8 decode D{dim}", SCALED=True, **sizes)
+        yield attention_case(f"fp8 prefill D{dim}", SCALED=True, PARTIAL=False, **sizes)
+        yield attention_case(f"fixed decode D{dim}", **sizes)
+        for scaled in (False, True):
+            form = "fp8 " if scaled else ""
+            wide = {"PARTIAL": False, "FOLD": True, "SCALED": scaled, **sizes}
+            yield attention_case(f"fixed {form}prefill D{dim}", **wide)
+    for group in (1, 2, 3, 5, 8):
+        padded = triton.next_power_of_2(group)
+        sizes = {"GROUP": group, "GROUP_PADDED": padded, "full": True}
         yield attention_case(f"decode G{group}", **sizes)
+        yield attention_case(f"prefill G{group}", PARTIAL=False, **sizes)
     yield attention_case("decode window", WINDOW=4096, full=True)
-    yield attention_case("prefill window", WINDOW=4096, BLOCK_M=128, PARTIAL=False, full=True)
+    yield attention_case("prefill window", WINDOW=4096, PARTIAL=False, full=True)
     shape = {"KV_HEADS": 8, "GROUP": 4, "GROUP_PADDED": 4, "HEAD_DIM": 128}
     yield Case(
         "combine",
@@ -129,7 +151,7 @@ def gemm_cases() -> Iterator[Case]:
         "int4": (4, "*bf16 *u8 *fp32 *fp32", ()),
     }
     for form, (bits, inputs, nulls) in forms.items():
-        for rows, partial in ((16, True), (64, True), (64, False)):
+        for rows, partial in ((16, True), (32, True), (64, True), (64, False)):
             yield Case(
                 f"gemm {form} {rows} {'split' if partial else 'whole'}",
                 gemm._gemm_kernel,
@@ -150,7 +172,7 @@ def gemm_cases() -> Iterator[Case]:
                 num_warps=gemm.WARPS,
                 num_stages=gemm.STAGES,
                 nulls=(*nulls, "bias_ptr", *(() if partial else ("partial_ptr",))),
-                full=rows == 16 and bits != 4,
+                full=rows == 32 or (rows == 16 and bits != 4),
             )
     yield Case(
         "sum chunks",

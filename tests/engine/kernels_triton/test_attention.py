@@ -135,6 +135,16 @@ def test_head_dims(head_dim: int) -> None:
     assert_equal_to_dense(shape, [(140, 141), (3, 40)])
 
 
+def test_wide_heads_have_smaller_tiles_in_deterministic_mode() -> None:
+    """And the same bits still, whether a sequence is prefilled or decoded."""
+    shape = Shape(num_heads=2, num_kv_heads=1, head_dim=256)
+    assert_equal_to_dense(shape, [(140, 141), (3, 70)], deterministic=True, window=90)
+    sequence = random_sequence(shape, 140, 0)
+    whole = Cache(shape, deterministic=True).run([Row(sequence, 0, 140)])[0]
+    decode = Cache(shape, deterministic=True).run([Row(sequence, 139, 140)])[0]
+    assert torch.equal(whole[139:], decode)
+
+
 @pytest.mark.parametrize("group", range(1, 9))
 def test_groups_of_query_heads(group: int) -> None:
     shape = Shape(num_heads=group, num_kv_heads=1, head_dim=16)
@@ -188,9 +198,10 @@ def test_a_step_without_short_rows_or_without_long_ones() -> None:
     assert_equal_to_dense(shape, [(29, 30)])
 
 
-def test_an_fp8_cache_is_read_with_the_scales_of_its_heads() -> None:
+@pytest.mark.parametrize("head_dim", [16, 256])
+def test_an_fp8_cache_is_read_with_the_scales_of_its_heads(head_dim: int) -> None:
     """Equal to the same numbers in a float32 cache, decode and prefill."""
-    shape = Shape(num_heads=4, num_kv_heads=2, head_dim=16)
+    shape = Shape(num_heads=4, num_kv_heads=2, head_dim=head_dim)
     scales = torch.tensor([[[0.5, 2.0], [0.25, 0.125]]])
     narrow = KVCache(
         shape,
@@ -214,7 +225,7 @@ def test_an_fp8_cache_is_read_with_the_scales_of_its_heads() -> None:
         positions=torch.zeros(41, dtype=torch.int64),
         kv_slots=torch.zeros(41, dtype=torch.int64),
     )
-    q = torch.randn((41, 4, 16), generator=torch.Generator().manual_seed(1))
+    q = torch.randn((41, 4, head_dim), generator=torch.Generator().manual_seed(1))
     results = []
     for cache in (narrow, exact):
         attention = TritonAttention(cache, num_heads=4, windows=(None,), chunk=CHUNK)
