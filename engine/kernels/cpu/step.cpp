@@ -257,12 +257,10 @@ void Model::gate_and_up(Phases& phases, const Layer& layer, const Activations& a
         const int n = rows_of(panel, tokens);
         multiply(gate, tile, a, panel, n, next_gate, g);
         multiply(up, tile, a, panel, n, next_up, u);
-        for (int r = 0; r < n; ++r) {
-          float y[kTile];
+        for (int r = 0; r < n; ++r)  // all before the first is rounded, which waits for its whole row
           for (int i = 0; i < kTile; i += kLanes)
-            store(y + i, silu_times(load(g[r] + i), load(u[r] + i)));
-          gated.put(panel * kPanel + r, tile, y);
-        }
+            store(g[r] + i, silu_times(load(g[r] + i), load(u[r] + i)));
+        for (int r = 0; r < n; ++r) gated.put(panel * kPanel + r, tile, g[r]);
       }
     });
   });
