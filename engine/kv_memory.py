@@ -16,17 +16,17 @@ GB = 10**9
 
 
 class ElementSize(Protocol):
-    """What the size of a KV element is asked of: a torch.dtype, or Int8KV."""
+    """What the size of a KV element is asked of: a torch.dtype, or IntegerKV."""
 
     @property
     def itemsize(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Int8KV:
-    """KV in 8 bits with a float32 scale for each position of a head, keys and values apart."""
+class IntegerKV:
+    """KV as integers with a float32 scale for each position of a head, keys and values apart."""
 
-    itemsize: int = 1
+    itemsize: int
     scale_bytes: int = 4
 
 
@@ -48,7 +48,7 @@ def kv_bytes_per_token(config: KVShape, dtype: ElementSize) -> int:
 
 
 def _scale_bytes(dtype: ElementSize) -> int:
-    return dtype.scale_bytes if isinstance(dtype, Int8KV) else 0
+    return dtype.scale_bytes if isinstance(dtype, IntegerKV) else 0
 
 
 def blocks_for(memory_bytes: int, *, bytes_per_token: int, block_size: int) -> int:
@@ -112,9 +112,10 @@ def describe(config: KVShape, dtype: ElementSize, *, num_blocks: int, block_size
     """The KV budget as printed at start: the formula and its result."""
     tokens = num_blocks * block_size
     total = tokens * kv_bytes_per_token(config, dtype)
-    element = f"{config.head_dim} head_dim x {dtype.itemsize} bytes"
+    unit = "byte" if dtype.itemsize == 1 else "bytes"
+    element = f"{config.head_dim} head_dim x {dtype.itemsize} {unit}"
     if scale := _scale_bytes(dtype):
-        element = f"({config.head_dim} head_dim x {dtype.itemsize} byte + {scale} of scale)"
+        element = f"({element} + {scale} of scale)"
     return (
         f"KV cache: 2 x {config.num_layers} layers x {config.num_kv_heads} kv_heads x "
         f"{element} x {tokens} tokens = {total} bytes "

@@ -260,27 +260,30 @@ def _gpu_only(config: EngineConfig) -> str | None:
 
 
 def _pack(config: EngineConfig, limits: SchedulerLimits, files: ModelFiles) -> Packed:
-    """Quantised weights stay as they are in the file; KV is float16 unless asked for otherwise."""
+    """Quantised weights stay as they are in the file; KV is in 16 bits unless told otherwise."""
     import numpy as np
 
     from engine.cpu_count import usable_cores
-    from engine.kv_memory import Int8KV
+    from engine.kv_memory import IntegerKV
     from engine.native_cpu import NativeOptions
     from engine.native_runner import load_native, native_file
 
-    dtype = np.dtype(np.float32 if config.dtype == "float32" else np.float16)
-    int8 = config.kv_dtype == "int8"
+    kv_type = config.kv_dtype
+    if kv_type == "auto":
+        kv_type = "float32" if config.dtype == "float32" else "int16"
+    element = np.dtype(kv_type)
+    sizes = element if kv_type == "float32" else IntegerKV(element.itemsize)
     file = native_file(files, quantise=config.cpu_quantize == "int8")
     for warning in file.warnings:
         log.warning("%s", warning)
-    capacity, formula = size_cache(file.config, config, limits, "cpu", Int8KV() if int8 else dtype)
+    capacity, formula = size_cache(file.config, config, limits, "cpu", sizes)
     options = NativeOptions(
         num_blocks=capacity.num_blocks,
         block_size=capacity.block_size,
         max_model_len=capacity.max_model_len,
         max_step_tokens=max(limits.max_step_tokens, capacity.num_slots),
         num_threads=config.threads or usable_cores(),
-        kv_type="int8" if int8 else dtype.name,
+        kv_type=kv_type,
     )
     form = "quantised" if file.weights.quantised else file.config.checkpoint_dtype
     runner = load_native(file, options)

@@ -176,8 +176,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "kv_dtype",
             _choice("auto", "int8", "fp8"),
-            "auto: as --dtype; half of float16's memory: int8 on the native CPU kernels, fp8 on a "
-            "GPU",
+            "auto: as --dtype, on the native CPU kernels 16-bit integers unless that is float32; "
+            "half of 16 bits: int8 on those kernels, fp8 on a GPU",
             "TYPE",
         ),
         Option("block_size", _whole(1, 1024), "tokens of one KV block"),

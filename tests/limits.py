@@ -5,7 +5,7 @@
 Limits come from loops that do nothing else, on as many threads: bytes read from memory; products of
 8-bit integers; fp32 products. Decoding alone is held against the first (every weight once, and the
 KV), a batch of 32 and a prefill against the second (a product for every weight of every token; what
-attention multiplies in fp32 is not counted, though its time is). The best of some rounds, in which
+attention multiplies is not counted, though its time is). The best of some rounds, in which
 limits and kernels take turns.
 """
 
@@ -22,6 +22,7 @@ import numpy as np
 from engine.cpu_count import usable_cores
 from engine.default_model import resolve_model
 from engine.kernels.cpu.library import KINDS, LIMITS, load_library
+from engine.kv_memory import IntegerKV, kv_bytes_per_token
 from engine.loading import open_model
 from engine.native_cpu import NativeModel, NativeOptions
 from engine.native_runner import NativeFile, native_file
@@ -67,7 +68,7 @@ class Weights:
         self.layer_products = sum(int(np.prod(shapes[name])) for name in layers)
         self.head_products = int(np.prod(shapes[head]))
         self.num_bytes = sum(packed(name) for name in [*layers, head])
-        self.kv_bytes = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim  # fp16
+        self.kv_bytes = kv_bytes_per_token(config, IntegerKV(2))
 
     def work(self, load: Load) -> int:
         if load.limit == "read_bytes":

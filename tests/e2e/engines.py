@@ -68,7 +68,7 @@ def make_engine(kind: str, *, num_blocks: int) -> Engine:
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
         max_step_tokens=MAX_STEP_TOKENS,
-        kv_type="int8" if "int8" in kind else "float16",
+        kv_type="int8" if "int8" in kind else "int16",
         num_threads=1,  # the answers of any number are the same bits
     )
     return native_engine(load_native(file, options), capacity=capacity)

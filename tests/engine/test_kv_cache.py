@@ -10,7 +10,7 @@ import torch
 
 from engine.kv_cache import KVCache
 from engine.kv_memory import (
-    Int8KV,
+    IntegerKV,
     _address_headroom,
     available_memory,
     blocks_for,
@@ -65,10 +65,14 @@ def test_description_states_formula_tokens_and_both_units() -> None:
     )
 
 
-def test_scales_of_8_bit_kv_count() -> None:
+def test_scales_of_integers_count() -> None:
     """One float32 for 64 elements."""
-    assert kv_bytes_per_token(Shape(), Int8KV()) == 2 * 30 * 3 * (64 + 4)
-    assert describe(Shape(), Int8KV(), num_blocks=2048, block_size=16) == (
+    assert kv_bytes_per_token(Shape(), IntegerKV(2)) == 2 * 30 * 3 * (2 * 64 + 4)
+    assert "x (64 head_dim x 2 bytes + 4 of scale) x 16 tokens = 380160 bytes" in describe(
+        Shape(), IntegerKV(2), num_blocks=1, block_size=16
+    )
+    assert kv_bytes_per_token(Shape(), IntegerKV(1)) == 2 * 30 * 3 * (64 + 4)
+    assert describe(Shape(), IntegerKV(1), num_blocks=2048, block_size=16) == (
         "KV cache: 2 x 30 layers x 3 kv_heads x (64 head_dim x 1 byte + 4 of scale) x 32768 tokens "
         "= 401080320 bytes = 0.37 GiB = 0.40 GB (2048 blocks of 16)"
     )

@@ -297,7 +297,7 @@ def test_what_was_packed_early_for_other_settings_is_not_used(tiny_gguf: Path) -
     packed = pack_early(Plan(config, DEFAULT_LIMITS))
     other = Start(replace(config, kv_dtype="int8"), DEFAULT_LIMITS, 100)
     core = build_core(other, lambda *_: None, packed)
-    assert "of scale" in core.info.notes[0]
+    assert "x 1 byte + 4 of scale" in core.info.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ typedef struct {
   int32_t max_positions;   /* rows of the rope tables */
   int32_t rotary_dim;      /* leading dims of a head that rotate: head_dim, or less */
   int32_t dense;           /* 1: fp32, fp16 or bf16 weights, fp32 activations; 0: quantised */
-  int32_t kv_kind;         /* KV in 0: fp32; 1: fp16; 2: int8, a scale for each position and head */
+  int32_t kv_kind;         /* KV in 0: fp32; 1: int16; 2: int8; integers have a scale a position and head */
   int32_t num_blocks, block_size;
   int32_t max_tokens;      /* of a step */
   int32_t num_threads;
@@ -80,7 +80,7 @@ typedef struct {
 typedef struct paceline_model paceline_model;
 
 /* Change it with anything in this file: library.py loads no library of another number. */
-#define PACELINE_ABI 4
+#define PACELINE_ABI 5
 int32_t paceline_abi(void);
 
 const char* paceline_tier(void);                /* the tier this library was compiled for */

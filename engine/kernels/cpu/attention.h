@@ -1,6 +1,6 @@
 // Paged causal attention for a few query rows of one sequence that share a KV head.
 //
-// Keys and values of one layer are [block][kv head][block_size / 16] tiles each, see kv_tile.h.
+// Keys and values of one layer are [block][kv head][block_size / 16] pairs of tiles, see kv_tile.h.
 // Positions are cut into fixed ranges, see attention_range.h. While one range is computed with, the
 // next is fetched.
 #pragma once
@@ -9,12 +9,11 @@
 
 namespace paceline {
 
-// One head's keys and values of a sequence: block_table maps position / block_size to a block, and
-// keys and values are the layer's pools.
+// One head's keys and values of a sequence: block_table maps position / block_size to a block of
+// the layer's pool.
 template <class T>
 struct HeadKv {
-  const T* keys;
-  const T* values;
+  const T* pool;
   KvShape shape;
   int head;
   const int32_t* block_table;
@@ -28,8 +27,8 @@ struct HeadKv {
       const int p = start + t * kLanes;
       const size_t at =
           shape.tile_offset<T>(block_table[p / shape.block_size], head, p % shape.block_size);
-      found.keys[t] = keys + at;
-      found.values[t] = values + at;
+      found.keys[t] = pool + at;
+      found.values[t] = found.keys[t] + shape.tile_elements<T>();
     }
     return found;
   }
@@ -40,34 +39,37 @@ template <class T>
 class RangePieces {
  public:
   RangePieces(const RangeTiles<T>& tiles, int head_dim)
-      : bytes_(sizeof(T) * KvShape{0, 0, head_dim}.tile_elements<T>()) {
-    for (const T* const* of : {tiles.keys, tiles.values})
-      for (int t = tiles.first; t < tiles.last; ++t) pieces_[count_++] = of[t];
+      : bytes_(2 * sizeof(T) * KvShape{0, 0, head_dim}.tile_elements<T>()) {
+    for (int t = tiles.first; t < tiles.last; ++t) pieces_[count_++] = tiles.keys[t];
   }
   Fetch fetch() const { return {pieces_, count_, bytes_}; }
 
  private:
-  const void* pieces_[2 * kRangeTiles];
+  const void* pieces_[kRangeTiles];
   int count_ = 0;
   size_t bytes_;
 };
 
 // What one thread needs for up to `max_rows` query rows.
 struct AttentionScratch {
-  float* scores;      // [kGroup][128]
-  float* peak;        // [max_rows] largest score so far
-  float* sum;         // [max_rows] sum of exp(score - peak) so far
-  RangeResult range;  // of a group
+  RangeScratch group;
+  RangeResult range;       // of a group
+  RoundedQueries queries;  // of all rows
+  float* peak;             // [max_rows] largest score so far
+  float* sum;              // [max_rows] sum of 2^(score - peak) so far
 
   static size_t floats(int max_rows, int head_dim) {
-    return static_cast<size_t>(kGroup) * kRange + 2 * static_cast<size_t>(max_rows) +
-           RangeResult::floats(kGroup, head_dim);
+    return RangeScratch::kFloats + RangeResult::floats(kGroup, head_dim) +
+           static_cast<size_t>(max_rows) * (3 + head_dim / 2);
   }
   AttentionScratch(float* memory, int max_rows, int head_dim)
-      : scores(memory),
-        peak(scores + kGroup * kRange),
-        sum(peak + max_rows),
-        range(sum + max_rows, kGroup, head_dim) {}
+      : group(memory), range(memory + RangeScratch::kFloats, kGroup, head_dim) {
+    memory += RangeScratch::kFloats + RangeResult::floats(kGroup, head_dim);
+    peak = memory;
+    sum = peak + max_rows;
+    queries.scales = sum + max_rows;
+    queries.integers = reinterpret_cast<int16_t*>(queries.scales + max_rows);
+  }
 };
 
 struct Span {
@@ -85,15 +87,31 @@ inline Span seen_by(const QueryRow* rows, int num_rows) {
 }
 
 template <class T>
-bool attend_rows(const QueryRow* rows, int num_rows, const RangeTiles<T>& tiles, int start,
-                 int head_dim, float* scores, const RangeResult& out, Fetch& fetch) {
+bool attend_rows(const QueryRow* rows, int num_rows, const RoundedQueries& rounded,
+                 const RangeTiles<T>& tiles, int start, int head_dim,
+                 const AttentionScratch& scratch, Fetch& fetch) {
+  const auto attend = [&](auto count) {
+    return attend_group<T, decltype(count)::value>(rows, rounded, tiles, start, head_dim,
+                                                   scratch.group, scratch.range, fetch);
+  };
   switch (num_rows) {
-    case 1: return attend_group<T, 1>(rows, tiles, start, head_dim, scores, out, fetch);
-    case 2: return attend_group<T, 2>(rows, tiles, start, head_dim, scores, out, fetch);
-    case 3: return attend_group<T, 3>(rows, tiles, start, head_dim, scores, out, fetch);
-    case 4: return attend_group<T, 4>(rows, tiles, start, head_dim, scores, out, fetch);
-    case 5: return attend_group<T, 5>(rows, tiles, start, head_dim, scores, out, fetch);
-    default: return attend_group<T, 6>(rows, tiles, start, head_dim, scores, out, fetch);
+    case 1: return attend(std::integral_constant<int, 1>());
+    case 2: return attend(std::integral_constant<int, 2>());
+    case 3: return attend(std::integral_constant<int, 3>());
+    case 4: return attend(std::integral_constant<int, 4>());
+    case 5: return attend(std::integral_constant<int, 5>());
+    default: return attend(std::integral_constant<int, 6>());
+  }
+}
+
+// A query is rounded from its own values, once for all ranges.
+inline void round_queries(const QueryRow* rows, int num_rows, int head_dim,
+                          const RoundedQueries& out) {
+  for (int r = 0; r < num_rows; ++r) {
+    const Rounding<int16_t> rounding(rows[r].query, head_dim);
+    out.scales[r] = rounding.scale();
+    for (int d = 0; d < head_dim; d += kLanes)
+      rounding.put(rows[r].query + d, out.integers + static_cast<size_t>(r) * head_dim + d);
   }
 }
 
@@ -104,6 +122,7 @@ void attend(const QueryRow* rows, int num_rows, const HeadKv<T>& kv,
             const AttentionScratch& scratch, const Fetch& after) {
   const Span seen = seen_by(rows, num_rows);
   const int head_dim = kv.shape.head_dim;
+  if constexpr (is_scaled<T>) round_queries(rows, num_rows, head_dim, scratch.queries);
   int start = seen.first / kRange * kRange;
   RangeTiles<T> tiles = kv.tiles(start, seen.first, seen.last);
   for (; start < seen.last; start += kRange) {
@@ -114,7 +133,9 @@ void attend(const QueryRow* rows, int num_rows, const HeadKv<T>& kv,
     Fetch fetch = more ? pieces.fetch() : after;
     for (int r = 0; r < num_rows; r += kGroup) {
       const int n = num_rows - r < kGroup ? num_rows - r : kGroup;
-      if (attend_rows(rows + r, n, tiles, start, head_dim, scratch.scores, scratch.range, fetch))
+      const RoundedQueries rounded{scratch.queries.integers + static_cast<size_t>(r) * head_dim,
+                                   scratch.queries.scales + r};
+      if (attend_rows(rows + r, n, rounded, tiles, start, head_dim, scratch, fetch))
         merge(rows + r, n, start, head_dim, scratch.range, scratch.peak + r, scratch.sum + r);
     }
     fetch.rest();

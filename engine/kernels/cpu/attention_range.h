@@ -2,7 +2,9 @@
 //
 // A range is computed from scratch and ranges are merged in ascending order, so a row's result
 // depends on its own sequence only: not on the rows computed with it, nor on who computed a range.
-// Source of the merge: online softmax (Milakov and Gimelshein, 2018). Knows no blocks.
+// Over KV of integers the queries and a range's weights are rounded to integers too, each from its
+// row's own values, and sums are exact. Source of the merge: online softmax (Milakov and
+// Gimelshein, 2018). Knows no blocks.
 #pragma once
 
 #include "fetch.h"
@@ -21,12 +23,32 @@ constexpr int kTiles = 1;
 // At this rate a range of keys and values is fetched while another is computed with.
 template <class T>
 constexpr int kFetchLines = (sizeof(T) * kRange * 2 + kLanes * 8 - 1) / (kLanes * 8);
+constexpr float kLog2E = 1.44269504088896341f;  // scores are powers of two
+// The weights of a range add up to no more: so their sums with 16-bit integers stay below 2^31.
+constexpr float kWeightSum = 65400.0f;
+constexpr float kMostWeight = 32767.0f;
+
+// What elements T are multiplied with, and what the products add up to.
+template <class T>
+using Factor = std::conditional_t<is_scaled<T>, int16_t, float>;
+template <class T>
+using Sums = std::conditional_t<is_scaled<T>, I16, F16>;
+template <class T>
+inline Sums<T> no_sums() {
+  return splat(std::conditional_t<is_scaled<T>, int32_t, float>{0});
+}
 
 // One query row: it sees positions first <= p < last.
 struct QueryRow {
   const float* query;  // [head_dim], already scaled
   float* out;          // [head_dim]
   int first, last;
+};
+
+// Queries as integers: row r is integers[r * head_dim ..] times scales[r].
+struct RoundedQueries {
+  int16_t* integers;
+  float* scales;
 };
 
 // The keys and values of a range. A tile outside first <= t < last is not looked at.
@@ -39,9 +61,9 @@ struct RangeTiles {
 
 // What rows make of one range, or of all so far. Only rows that see a position have it.
 struct RangeResult {
-  float* partial;  // [rows][head_dim] sum of exp(score - peak) * value
+  float* partial;  // [rows][head_dim] sum of 2^(score - peak) * value
   float* peak;     // [rows] the largest score
-  float* sum;      // [rows] sum of exp(score - peak)
+  float* sum;      // [rows] sum of 2^(score - peak)
 
   static size_t floats(int rows, int head_dim) {
     return static_cast<size_t>(rows) * (head_dim + 2);
@@ -50,142 +72,239 @@ struct RangeResult {
       : partial(memory), peak(memory + static_cast<size_t>(rows) * head_dim), sum(peak + rows) {}
 };
 
-// scores[r][position] of `Tiles` tiles.
+// Scores and weights of a group over a range.
+struct RangeScratch {
+  float* scores;     // [kGroup][kRange]
+  int16_t* weights;  // [kGroup][kRange] the scores' weights as integers
+
+  static constexpr size_t kFloats = static_cast<size_t>(kGroup) * kRange * 3 / 2;
+  explicit RangeScratch(float* memory)
+      : scores(memory), weights(reinterpret_cast<int16_t*>(memory + kGroup * kRange)) {}
+};
+
+// scores[r][position] of `Tiles` tiles; units[r] is what the factors of query r count in. Here and
+// below not inlined: in one large function GCC keeps the sums in memory.
 template <class T, int Rows, int Tiles>
-inline void score_tiles(const QueryRow* rows, const T* const* keys, int head_dim, float* scores,
-                        Fetch& fetch) {
+[[gnu::noinline]] void score_tiles(const Factor<T>* const* queries, const float* units,
+                                   const T* const* keys, int head_dim, float* scores,
+                                   Fetch& fetch) {
   Fetch ahead = fetch;  // in registers
-  F16 acc[Rows][Tiles];
-  const float* queries[Rows];
-  for (int r = 0; r < Rows; ++r) {
-    queries[r] = rows[r].query;
-    for (int t = 0; t < Tiles; ++t) acc[r][t] = splat(0.0f);
-  }
-  for (int d = 0; d < head_dim; ++d) {
-    F16 k[Tiles];
-    for (int t = 0; t < Tiles; ++t) k[t] = load(keys[t] + d * kLanes);
+  Sums<T> acc[Rows][Tiles];
+  for (int r = 0; r < Rows; ++r)
+    for (int t = 0; t < Tiles; ++t) acc[r][t] = no_sums<T>();
+  for (int d = 0; d < head_dim; d += kPair<T>) {
+    decltype(load_terms(keys[0])) k[Tiles];
+    for (int t = 0; t < Tiles; ++t) k[t] = load_terms(keys[t] + d * kLanes);
     ahead.lines<kFetchLines<T>>();
     for (int r = 0; r < Rows; ++r) {
-      const F16 q = splat(queries[r][d]);
-      for (int t = 0; t < Tiles; ++t) acc[r][t] = fma(q, k[t], acc[r][t]);
+      const auto q = splat_terms(queries[r] + d);
+      for (int t = 0; t < Tiles; ++t) acc[r][t] = add_products(acc[r][t], k[t], q);
     }
   }
-  for (int t = 0; t < Tiles; ++t)
+  for (int t = 0; t < Tiles; ++t) {
+    F16 scale = splat(1.0f);
+    if constexpr (is_scaled<T>) scale = load(tile_scales(keys[t], head_dim));
     for (int r = 0; r < Rows; ++r)
-      store(scores + r * kRange + t * kLanes, scaled(acc[r][t], keys[t], head_dim));
+      store(scores + r * kRange + t * kLanes, to_float(acc[r][t]) * (splat(units[r]) * scale));
+  }
   fetch = ahead;
 }
 
 template <class T, int Rows>
-inline void score_range(const QueryRow* rows, const RangeTiles<T>& tiles, int head_dim,
-                        float* scores, Fetch& fetch) {
+inline void score_range(const Factor<T>* const* queries, const float* units,
+                        const RangeTiles<T>& tiles, int head_dim, float* scores, Fetch& fetch) {
   int t = tiles.first;
   for (; t + kTiles <= tiles.last; t += kTiles)
-    score_tiles<T, Rows, kTiles>(rows, tiles.keys + t, head_dim, scores + t * kLanes, fetch);
+    score_tiles<T, Rows, kTiles>(queries, units, tiles.keys + t, head_dim, scores + t * kLanes,
+                                 fetch);
   const int left = tiles.last - t;
   scores += t * kLanes;
   const T* const* keys = tiles.keys + t;
   if constexpr (kTiles > 3)
-    if (left == 3) return score_tiles<T, Rows, 3>(rows, keys, head_dim, scores, fetch);
+    if (left == 3) return score_tiles<T, Rows, 3>(queries, units, keys, head_dim, scores, fetch);
   if constexpr (kTiles > 2)
-    if (left == 2) return score_tiles<T, Rows, 2>(rows, keys, head_dim, scores, fetch);
+    if (left == 2) return score_tiles<T, Rows, 2>(queries, units, keys, head_dim, scores, fetch);
   if constexpr (kTiles > 1)
-    if (left == 1) score_tiles<T, Rows, 1>(rows, keys, head_dim, scores, fetch);
+    if (left == 1) score_tiles<T, Rows, 1>(queries, units, keys, head_dim, scores, fetch);
 }
 
-// partial[r] = sum of scores[r][p] * value[p] for first <= p < last, in ascending order of p.
+// partial[r] = units[r] * sum of weights[r][p] * value[p] for first <= p < last, in ascending order
+// of p. Integers come in whole pairs: there the weight of a position outside is 0.
 template <class T, int Rows, int Tiles>
-inline void weigh_values(const float* scores, const T* const* values, int first, int last,
-                         int head_dim, float* partial, Fetch& fetch) {
+[[gnu::noinline]] void weigh_values(const Factor<T>* weights, const float* units,
+                                    const T* const* values, int first, int last, int head_dim,
+                                    float* partial, Fetch& fetch) {
+  constexpr int P = kPair<T>;
+  first = first / P * P;
   for (int d = 0; d < head_dim; d += Tiles * kLanes) {
     Fetch ahead = fetch;
-    F16 acc[Rows][Tiles];
+    Sums<T> acc[Rows][Tiles];
     for (int r = 0; r < Rows; ++r)
-      for (int t = 0; t < Tiles; ++t) acc[r][t] = splat(0.0f);
+      for (int t = 0; t < Tiles; ++t) acc[r][t] = no_sums<T>();
     for (int p = first; p < last;) {
       const int end = p / kLanes * kLanes + kLanes < last ? p / kLanes * kLanes + kLanes : last;
-      const T* value = values[p / kLanes] + static_cast<size_t>(p % kLanes) * head_dim + d;
-      for (; p < end; ++p, value += head_dim) {
-        F16 v[Tiles];
-        for (int t = 0; t < Tiles; ++t) v[t] = load(value + t * kLanes);
+      const T* value = values[p / kLanes] + static_cast<size_t>(p % kLanes) * head_dim + d * P;
+      for (; p < end; p += P, value += head_dim * P) {
+        decltype(load_terms(value)) v[Tiles];
+        for (int t = 0; t < Tiles; ++t) v[t] = load_terms(value + t * kLanes * P);
         ahead.lines<kFetchLines<T>>();
         for (int r = 0; r < Rows; ++r) {
-          const F16 s = splat(scores[r * kRange + p]);
-          for (int t = 0; t < Tiles; ++t) acc[r][t] = fma(s, v[t], acc[r][t]);
+          const auto w = splat_terms(weights + r * kRange + p);
+          for (int t = 0; t < Tiles; ++t) acc[r][t] = add_products(acc[r][t], v[t], w);
         }
       }
     }
     for (int r = 0; r < Rows; ++r)
       for (int t = 0; t < Tiles; ++t)
-        store(partial + static_cast<size_t>(r) * head_dim + d + t * kLanes, acc[r][t]);
+        store(partial + static_cast<size_t>(r) * head_dim + d + t * kLanes,
+              to_float(acc[r][t]) * splat(units[r]));
     fetch = ahead;
   }
 }
 
 template <class T, int Rows>
-inline void weigh_range(const float* scores, const T* const* values, int first, int last,
-                        int head_dim, float* partial, Fetch& fetch) {
+inline void weigh_range(const Factor<T>* weights, const float* units, const T* const* values,
+                        int first, int last, int head_dim, float* partial, Fetch& fetch) {
   if (head_dim % (kTiles * kLanes) == 0)
-    return weigh_values<T, Rows, kTiles>(scores, values, first, last, head_dim, partial, fetch);
-  weigh_values<T, Rows, 1>(scores, values, first, last, head_dim, partial, fetch);
+    return weigh_values<T, Rows, kTiles>(weights, units, values, first, last, head_dim, partial,
+                                         fetch);
+  weigh_values<T, Rows, 1>(weights, units, values, first, last, head_dim, partial, fetch);
 }
 
-// Scores of tiles first <= t < last become exp(score - peak) over the positions that their row sees,
-// and 0 elsewhere. Rows side by side, since one alone is all latency.
-template <int Rows, bool Masked>
-inline void soften(float* scores, int first, int last, const int* firsts, const int* lasts,
-                   float* peak, float* sum) {
-  const auto clamped = [](int i) { return i < 0 ? 0 : i > kLanes ? kLanes : i; };
-  const auto masked = [&](F16 a, int r, int t, float fill) {
-    if constexpr (!Masked) return a;
+// What rows see of a range, relative to its start, and the tiles that all of them see in full.
+template <int Rows>
+struct Seen {
+  int firsts[Rows], lasts[Rows];
+  int first_full = 0, last_full = kRangeTiles;
+
+  Seen(const QueryRow* rows, int start) {
+    for (int r = 0; r < Rows; ++r) {
+      firsts[r] = rows[r].first > start ? rows[r].first - start : 0;
+      lasts[r] = rows[r].last - start < kRange ? rows[r].last - start : kRange;
+      const int first = (firsts[r] + kLanes - 1) / kLanes, last = lasts[r] / kLanes;
+      first_full = first > first_full ? first : first_full;
+      last_full = last < last_full ? last : last_full;
+    }
+  }
+  // Lanes of tile t that row r does not see become `fill`.
+  F16 masked(F16 a, int r, int t, float fill) const {
+    const auto clamped = [](int i) { return i < 0 ? 0 : i > kLanes ? kLanes : i; };
     return keep(a, clamped(firsts[r] - t * kLanes), clamped(lasts[r] - t * kLanes), fill);
+  }
+};
+
+// Scores become weights: 2^(score - peak) over the positions that their row sees, times the scale
+// of the position's value, and 0 elsewhere, whatever lies there. Rows side by side, since one alone
+// is all latency. top, total: of the weights, where there are scales.
+template <class T, int Rows>
+[[gnu::noinline]] void soften(float* scores, const RangeTiles<T>& tiles, int head_dim,
+                              const Seen<Rows>& seen, float* peak, float* sum, float* top,
+                              float* total) {
+  F16 tops[Rows], sums[Rows], totals[Rows], peaks[Rows];
+  // body(tile, whether rows see only part of it) for all tiles
+  const auto each_tile = [&](const auto& body) {
+    for (int t = tiles.first; t < tiles.last; ++t)
+      if (t >= seen.first_full && t < seen.last_full)
+        body(t, std::false_type());
+      else
+        body(t, std::true_type());
   };
-  F16 top[Rows], total[Rows], peaks[Rows];
-  for (int r = 0; r < Rows; ++r) top[r] = splat(-INFINITY), total[r] = splat(0.0f);
-  for (int t = first; t < last; ++t)
-    for (int r = 0; r < Rows; ++r)
-      top[r] = max(top[r], masked(load(scores + r * kRange + t * kLanes), r, t, -INFINITY));
-  for (int r = 0; r < Rows; ++r) peaks[r] = splat(peak[r] = reduce_max(top[r]));
-  for (int t = first; t < last; ++t)
+  for (int r = 0; r < Rows; ++r) tops[r] = splat(-INFINITY), sums[r] = totals[r] = splat(0.0f);
+  each_tile([&](int t, auto partly) {
+    for (int r = 0; r < Rows; ++r) {
+      const F16 s = load(scores + r * kRange + t * kLanes);
+      tops[r] = max(tops[r], partly ? seen.masked(s, r, t, -INFINITY) : s);
+    }
+  });
+  for (int r = 0; r < Rows; ++r) {
+    peaks[r] = splat(peak[r] = reduce_max(tops[r]));
+    tops[r] = splat(0.0f);
+  }
+  each_tile([&](int t, auto partly) {
+    F16 scale = splat(1.0f);
+    if constexpr (is_scaled<T>) scale = load(tile_scales(tiles.values[t], head_dim));
     for (int r = 0; r < Rows; ++r) {
       float* s = scores + r * kRange + t * kLanes;
-      const F16 e = masked(exp(load(s) - peaks[r]), r, t, 0.0f);
-      store(s, e);
-      total[r] = total[r] + e;
+      const F16 power = exp2(load(s) - peaks[r]);
+      F16 weight = partly ? seen.masked(power, r, t, 0.0f) : power;
+      sums[r] = sums[r] + weight;
+      if constexpr (is_scaled<T>) {
+        weight = partly ? seen.masked(power * scale, r, t, 0.0f) : power * scale;
+        tops[r] = max(tops[r], weight);
+        totals[r] = totals[r] + weight;
+      }
+      store(s, weight);
     }
-  for (int r = 0; r < Rows; ++r) sum[r] = reduce_add(total[r]);
+  });
+  for (int r = 0; r < Rows; ++r) {
+    sum[r] = reduce_add(sums[r]);
+    if constexpr (is_scaled<T>) top[r] = reduce_max(tops[r]), total[r] = reduce_add(totals[r]);
+  }
+}
+
+// Weights as integers times units[r], such that they add up to what they did; a row that met a nan
+// gets zeros times nan.
+template <int Rows>
+inline void round_weights(const float* weights, int first, int last, const float* top,
+                          const float* total, int16_t* out, float* units) {
+  F16 inverse[Rows];
+  I16 sums[Rows];
+  bool some[Rows];
+  for (int r = 0; r < Rows; ++r) {
+    const float unit = std::max(top[r] * (1.0f / kMostWeight), total[r] * (1.0f / kWeightSum));
+    some[r] = total[r] - total[r] == 0.0f && unit > 1e-37f;
+    inverse[r] = splat(some[r] ? 1.0f / unit : 0.0f);
+    sums[r] = splat(0);
+  }
+  for (int t = first; t < last; ++t)
+    for (int r = 0; r < Rows; ++r) {
+      const int at = r * kRange + t * kLanes;
+      const I16 whole = round_to_int(some[r] ? load(weights + at) * inverse[r] : splat(0.0f));
+      sums[r] = sums[r] + whole;
+      store_words(out + at, whole);
+    }
+  for (int r = 0; r < Rows; ++r)
+    units[r] = some[r] ? total[r] / reduce_add(to_float(sums[r])) : total[r] * 0.0f;
 }
 
 // The range from `start` on for a group of rows. False if none of them sees any of it.
 template <class T, int Rows>
-bool attend_group(const QueryRow* rows, RangeTiles<T> tiles, int start, int head_dim, float* scores,
-                  const RangeResult& out, Fetch& fetch) {
+bool attend_group(const QueryRow* rows, const RoundedQueries& rounded, RangeTiles<T> tiles,
+                  int start, int head_dim, const RangeScratch& scratch, const RangeResult& out,
+                  Fetch& fetch) {
   int first = kRange, last = 0;  // of the whole group, relative to the range
-  int firsts[Rows], lasts[Rows];
-  bool all_see_all = true;
+  const Seen<Rows> seen(rows, start);
   for (int r = 0; r < Rows; ++r) {
-    firsts[r] = rows[r].first > start ? rows[r].first - start : 0;
-    lasts[r] = rows[r].last - start < kRange ? rows[r].last - start : kRange;
-    all_see_all = all_see_all && firsts[r] == 0 && lasts[r] == kRange;
-    if (firsts[r] >= lasts[r]) continue;
-    first = firsts[r] < first ? firsts[r] : first;
-    last = lasts[r] > last ? lasts[r] : last;
+    if (seen.firsts[r] >= seen.lasts[r]) continue;
+    first = seen.firsts[r] < first ? seen.firsts[r] : first;
+    last = seen.lasts[r] > last ? seen.lasts[r] : last;
   }
   if (first >= last) return false;
   tiles.first = first / kLanes;
   tiles.last = (last + kLanes - 1) / kLanes;
-  score_range<T, Rows>(rows, tiles, head_dim, scores, fetch);
-  if (all_see_all)
-    soften<Rows, false>(scores, tiles.first, tiles.last, firsts, lasts, out.peak, out.sum);
-  else
-    soften<Rows, true>(scores, tiles.first, tiles.last, firsts, lasts, out.peak, out.sum);
-  if constexpr (is_scaled<T>)
-    for (int t = tiles.first; t < tiles.last; ++t)
-      for (int r = 0; r < Rows; ++r) {
-        float* s = scores + r * kRange + t * kLanes;
-        store(s, scaled(load(s), tiles.values[t], head_dim));
-      }
-  weigh_range<T, Rows>(scores, tiles.values, first, last, head_dim, out.partial, fetch);
+  const Factor<T>* queries[Rows];
+  float units[Rows], top[Rows], total[Rows];
+  for (int r = 0; r < Rows; ++r) {
+    if constexpr (is_scaled<T>) {
+      queries[r] = rounded.integers + static_cast<size_t>(r) * head_dim;
+      units[r] = rounded.scales[r] * kLog2E;
+    } else {
+      queries[r] = rows[r].query;
+      units[r] = kLog2E;
+    }
+  }
+  float* scores = scratch.scores;
+  score_range<T, Rows>(queries, units, tiles, head_dim, scores, fetch);
+  soften<T, Rows>(scores, tiles, head_dim, seen, out.peak, out.sum, top, total);
+  const Factor<T>* weights;
+  if constexpr (is_scaled<T>) {
+    round_weights<Rows>(scores, tiles.first, tiles.last, top, total, scratch.weights, units);
+    weights = scratch.weights;
+  } else {
+    for (float& unit : units) unit = 1.0f;
+    weights = scores;
+  }
+  weigh_range<T, Rows>(weights, units, tiles.values, first, last, head_dim, out.partial, fetch);
   return true;
 }
 
@@ -216,7 +335,7 @@ inline void merge(const QueryRow* rows, int num_rows, int start, int head_dim,
     any = true;
   }
   if (!any) return;
-  const F16 old_weights = exp(load(old_delta)), new_weights = exp(load(new_delta));
+  const F16 old_weights = exp2(load(old_delta)), new_weights = exp2(load(new_delta));
   float sums[kLanes];
   store(sums, fma(load(new_sum), new_weights, load(old_sum) * old_weights));
   store(old_delta, old_weights);

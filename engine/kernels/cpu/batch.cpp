@@ -75,11 +75,10 @@ int Model::copy_blocks(const int32_t* pairs, int num_pairs) {
   for (int i = 0; i < num_pairs; ++i) {
     const size_t from = pairs[2 * i], to = pairs[2 * i + 1];
     if (from == to) continue;
-    for (int layer = 0; layer < c_.num_layers; ++layer)
-      for (const Buffer* pool : {&keys_, &values_}) {
-        uint8_t* base = pool->data.get() + layer_kv_bytes() * layer;
-        std::memcpy(base + to * bytes, base + from * bytes, bytes);
-      }
+    for (int layer = 0; layer < c_.num_layers; ++layer) {
+      uint8_t* base = kv_pool<uint8_t>(layer);
+      std::memcpy(base + to * bytes, base + from * bytes, bytes);
+    }
   }
   return 0;
 }

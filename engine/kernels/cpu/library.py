@@ -23,13 +23,13 @@ from ctypes import (
 from functools import cache
 from pathlib import Path
 
-ABI = 4  # PACELINE_ABI of api.h
+ABI = 5  # PACELINE_ABI of api.h
 TIERS = ("avx512vnni", "avxvnni", "avx2", "neon", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
 FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"
 
 KINDS = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2, "F32": 3, "F16": 4, "BF16": 5}
-KV_KINDS = {"float32": 0, "float16": 1, "int8": 2}
+KV_KINDS = {"float32": 0, "int16": 1, "int8": 2}
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down", "embedding", "head")
 NORMS = ("attention", "mlp", "q", "k", "final")
 PHASES = ("embed", "norm", "qkv", "rope", "attention", "output", "mlp", "down", "head")

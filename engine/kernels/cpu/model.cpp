@@ -39,6 +39,7 @@ bool Model::supported(const paceline_config& c) {
   return c.hidden % kBlock == 0 && c.intermediate % kBlock == 0 && c.head_dim % kBlock == 0 &&
          c.num_heads % c.num_kv_heads == 0 && c.num_heads / c.num_kv_heads <= kMaxHeadsPerKv &&
          c.block_size % kLanes == 0 && c.kv_kind >= kKvFloat && c.kv_kind <= kKvInt8 &&
+         c.head_dim <= kMaxHeadDim &&
          c.rotary_dim % 2 == 0 && c.rotary_dim <= c.head_dim;
 }
 
@@ -63,8 +64,7 @@ bool Model::allocate() {
   token_rows_.resize(tokens);
   marked_.reserve(c_.num_layers * kPhasesPerLayer + 4);
   const bool allocated = sampling_.allocate(c_.vocab, c_.num_threads) &&
-         weights_.allocate(c_.weight_bytes) && keys_.allocate(kv, Pages::kHuge) &&
-         values_.allocate(kv, Pages::kHuge) &&
+         weights_.allocate(c_.weight_bytes) && kv_pool_.allocate(kv, Pages::kHuge) &&
          hidden_.allocate(tokens * c_.hidden * sizeof(float)) &&
          qkv_.allocate(tokens * qkv_width() * sizeof(float)) &&
          norm_act_.allocate(activation_bytes(c_.max_tokens, c_.hidden, c_.dense)) &&
@@ -75,8 +75,7 @@ bool Model::allocate() {
   if (!allocated) return false;
   std::vector<uint8_t*> pools;
   for (int layer = 0; layer < c_.num_layers; ++layer)
-    for (const Buffer* pool : {&keys_, &values_})
-      pools.push_back(pool->data.get() + layer_kv_bytes() * layer);
+    pools.push_back(kv_pool<uint8_t>(layer));
   kv_pages_.start(std::move(pools), layer_kv_bytes());
   return true;
 }

@@ -84,12 +84,8 @@ class Model {
   int qkv_width() const { return (c_.num_heads + 2 * c_.num_kv_heads) * c_.head_dim; }
   size_t layer_kv_bytes() const { return kv_.block_bytes(c_.kv_kind) * c_.num_blocks; }
   template <class T>
-  T* keys(int layer) const {
-    return reinterpret_cast<T*>(keys_.data.get() + layer_kv_bytes() * layer);
-  }
-  template <class T>
-  T* values(int layer) const {
-    return reinterpret_cast<T*>(values_.data.get() + layer_kv_bytes() * layer);
+  T* kv_pool(int layer) const {
+    return reinterpret_cast<T*>(kv_pool_.data.get() + layer_kv_bytes() * layer);
   }
   // A run of the team whose phases are timed; mark() tells what the last ones were.
   void run_timed(Team::Work work);
@@ -105,7 +101,7 @@ class Model {
   std::vector<std::vector<float>> biases_;
   Buffer weights_;
   size_t weights_used_ = 0;
-  Buffer keys_, values_;
+  Buffer kv_pool_;       // keys and values, layer by layer
   PagesAhead kv_pages_;
   Buffer hidden_;        // [max_tokens][hidden] fp32 residual stream
   Buffer qkv_;           // [max_tokens][q, k, v] fp32

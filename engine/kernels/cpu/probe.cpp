@@ -12,13 +12,12 @@ namespace {
 // Writes dense keys and values [num_keys][kv_heads][head_dim] into a pool by the block table.
 template <class T>
 void fill_pool(const KvShape& s, int num_keys, const float* keys, const float* values,
-               const int32_t* block_table, T* key_pool, T* value_pool) {
+               const int32_t* block_table, T* pool) {
   for (int p = 0; p < num_keys; ++p)
     for (int h = 0; h < s.kv_heads; ++h) {
       const size_t from = (static_cast<size_t>(p) * s.kv_heads + h) * s.head_dim;
       const int block = block_table[p / s.block_size], i = p % s.block_size;
-      const size_t at = s.tile_offset<T>(block, h, i);
-      store_kv(keys + from, values + from, s.head_dim, i, key_pool + at, value_pool + at);
+      store_kv(keys + from, values + from, s.head_dim, i, pool + s.tile_offset<T>(block, h, i));
     }
 }
 
@@ -27,10 +26,9 @@ void attend_all(const KvShape& s, int num_blocks, int group, int num_keys, const
                 const float* values, const int32_t* block_table, int num_queries,
                 const float* queries, const int32_t* first, const int32_t* last, float* out) {
   // blocks that the table does not name hold nans: they must never be read into a result
-  std::vector<T> key_pool(s.block_elements<T>() * num_blocks);
-  std::memset(key_pool.data(), 0xff, key_pool.size() * sizeof(T));
-  std::vector<T> value_pool(key_pool);
-  fill_pool(s, num_keys, keys, values, block_table, key_pool.data(), value_pool.data());
+  std::vector<T> pool(s.block_elements<T>() * num_blocks);
+  std::memset(pool.data(), 0xff, pool.size() * sizeof(T));
+  fill_pool(s, num_keys, keys, values, block_table, pool.data());
   const int num_rows = num_queries * group;
   std::vector<float> memory(AttentionScratch::floats(num_rows, s.head_dim));
   const AttentionScratch scratch(memory.data(), num_rows, s.head_dim);
@@ -42,8 +40,7 @@ void attend_all(const KvShape& s, int num_blocks, int group, int num_keys, const
           (static_cast<size_t>(q) * s.kv_heads * group + h * group + r % group) * s.head_dim;
       rows[r] = {queries + at, out + at, first[q], last[q]};
     }
-    attend(rows.data(), num_rows, HeadKv<T>{key_pool.data(), value_pool.data(), s, h, block_table},
-           scratch, Fetch());
+    attend(rows.data(), num_rows, HeadKv<T>{pool.data(), s, h, block_table}, scratch, Fetch());
   }
 }
 
@@ -96,7 +93,7 @@ int32_t paceline_attend(int32_t kv_kind, int32_t block_size, int32_t num_blocks,
                         const float* values, const int32_t* block_table, int32_t num_queries,
                         const float* queries, const int32_t* first, const int32_t* last,
                         float* out) {
-  if (block_size % kLanes != 0 || head_dim % kLanes != 0 || num_queries <= 0 ||
+  if (block_size % kLanes != 0 || head_dim % kLanes != 0 || head_dim > kMaxHeadDim || num_queries <= 0 ||
       kv_kind < kKvFloat || kv_kind > kKvInt8)
     return PACELINE_BAD_SHAPE;
   const KvShape s{block_size, kv_heads, head_dim};

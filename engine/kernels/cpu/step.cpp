@@ -289,15 +289,14 @@ void Model::rope_and_store(const Layer& layer, int index, int token) {
     const float* v = x + c_.num_kv_heads * d;
     with_kv_type(c_.kv_kind, [&](auto t) {
       using T = decltype(t);
-      const size_t at = kv_.tile_offset<T>(block, h, i);
-      store_kv(x, v, d, i, keys<T>(index) + at, values<T>(index) + at);
+      store_kv(x, v, d, i, kv_pool<T>(index) + kv_.tile_offset<T>(block, h, i));
     });
   }
 }
 
 template <class T>
 HeadKv<T> Model::head_kv(int index, const AttentionItem& item) const {
-  return {keys<T>(index), values<T>(index), kv_, item.kv_head,
+  return {kv_pool<T>(index), kv_, item.kv_head,
           batch_.block_tables + static_cast<size_t>(item.row) * batch_.table_stride};
 }
 

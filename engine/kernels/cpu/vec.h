@@ -361,4 +361,19 @@ inline F16 exp(F16 x) {
   return p * as_float(shift_left<23>(n + splat(127)));
 }
 
+// 2^x for x <= 0 and moderately positive x, within 3 ulp: 2^n * p(r), |r| <= 1/2, p of least relative
+// error with p(0) = 1. Below -126 the result is 2^-126, so nothing underflows; nan stays nan.
+inline F16 exp2(F16 x) {
+  x = max(splat(-126.0f), x);
+  const I16 n = round_to_int(x);
+  const F16 r = x - to_float(n);
+  F16 p = splat(1.326472731e-3f);
+  p = fma(p, r, splat(9.671512991e-3f));
+  p = fma(p, r, splat(5.550733581e-2f));
+  p = fma(p, r, splat(2.402224243e-1f));
+  p = fma(p, r, splat(6.931470037e-1f));
+  p = fma(p, r, splat(1.0f));
+  return p * as_float(shift_left<23>(n + splat(127)));
+}
+
 }  // namespace paceline

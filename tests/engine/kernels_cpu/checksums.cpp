@@ -28,7 +28,7 @@ using Ints = std::vector<int32_t>;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const char* const kKinds[] = {"Q4_0", "Q4_1", "Q8_0", "F32", "F16", "BF16"};
-const char* const kKvKinds[] = {"float32", "float16", "int8"};
+const char* const kKvKinds[] = {"float32", "int16", "int8"};
 
 float float_of(uint32_t bits) {
   float x;
