@@ -12,6 +12,7 @@ from tests.e2e.soak import Load, check, running_server, soak
 pytestmark = pytest.mark.model
 
 
+@pytest.mark.timeout(900)  # torch alone, where nothing was compiled, takes minutes
 def test_nothing_is_lost_when_a_third_of_200_clients_hang_up() -> None:
     """B017, B100, B107, B115: with a pool for a dozen of them."""
     default_model_path()
