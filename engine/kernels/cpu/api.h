@@ -80,7 +80,7 @@ typedef struct {
 typedef struct paceline_model paceline_model;
 
 /* Change it with anything in this file: library.py loads no library of another number. */
-#define PACELINE_ABI 5
+#define PACELINE_ABI 6
 int32_t paceline_abi(void);
 
 const char* paceline_tier(void);                /* the tier this library was compiled for */
@@ -127,7 +127,7 @@ int32_t paceline_choose_alone(int32_t num_threads, const paceline_choice* choice
 enum paceline_limit { PACELINE_READ_BYTES, PACELINE_INT8_PRODUCTS, PACELINE_FP32_PRODUCTS };
 double paceline_limit(int32_t what, int32_t num_threads);
 void paceline_exp(const float* x, float* out, int32_t count);
-void paceline_half_round_trip(const float* x, float* out, int32_t count);
+void paceline_widen_half(const uint16_t* x, float* out, int32_t count);
 
 #ifdef __cplusplus
 }

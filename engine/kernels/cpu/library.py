@@ -23,7 +23,7 @@ from ctypes import (
 from functools import cache
 from pathlib import Path
 
-ABI = 5  # PACELINE_ABI of api.h
+ABI = 6  # PACELINE_ABI of api.h
 TIERS = ("avx512vnni", "avxvnni", "avx2", "neon", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
 FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"
@@ -124,7 +124,7 @@ _SIGNATURES = {
     ),
     "paceline_limit": (c_double, (c_int32, c_int32)),
     "paceline_exp": (None, (c_void_p, c_void_p, c_int32)),
-    "paceline_half_round_trip": (None, (c_void_p, c_void_p, c_int32)),
+    "paceline_widen_half": (None, (c_void_p, c_void_p, c_int32)),
 }
 
 

@@ -115,12 +115,8 @@ void paceline_exp(const float* x, float* out, int32_t count) {
   for (int32_t i = 0; i + kLanes <= count; i += kLanes) store(out + i, exp(load(x + i)));
 }
 
-void paceline_half_round_trip(const float* x, float* out, int32_t count) {
-  for (int32_t i = 0; i + kLanes <= count; i += kLanes) {
-    half bits[kLanes];
-    store(bits, load(x + i));
-    store(out + i, load(bits));
-  }
+void paceline_widen_half(const uint16_t* x, float* out, int32_t count) {
+  for (int32_t i = 0; i + kLanes <= count; i += kLanes) store(out + i, load(x + i));
 }
 
 }  // extern "C"

@@ -39,15 +39,7 @@ inline F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline F16 load(const half* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-inline F16 load(const int8_t* p) {
-  return {_mm512_cvtepi32_ps(
-      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
-}
 inline void store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
-inline void store(half* p, F16 a) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
 inline void store_bytes(int8_t* p, I16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
@@ -97,22 +89,9 @@ inline F16 load(const half* p) {
   const __m128i* q = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
 }
-inline F16 load(const int8_t* p) {
-  const auto eight = [](const int8_t* q) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q));
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-  };
-  return {eight(p), eight(p + 8)};
-}
 inline void store(float* p, F16 a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
-}
-inline void store(half* p, F16 a) {
-  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  __m128i* q = reinterpret_cast<__m128i*>(p);
-  _mm_storeu_si128(q, _mm256_cvtps_ph(a.lo, mode));
-  _mm_storeu_si128(q + 1, _mm256_cvtps_ph(a.hi, mode));
 }
 inline void store_bytes(int8_t* p, I16 a) {
   // packs works within 128-bit halves: put the dwords back in order afterwards
@@ -198,23 +177,6 @@ inline float half_to_float(half h) {
   std::memcpy(&f, &bits, 4);
   return f;
 }
-inline half float_to_half(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  const half sign = static_cast<half>((bits >> 16) & 0x8000u);
-  bits &= 0x7fffffffu;
-  if (bits > 0x7f800000u) return static_cast<half>(sign | 0x7e00u | ((bits >> 13) & 0x3ffu));
-  if (bits >= 0x477ff000u) return static_cast<half>(sign | 0x7c00u);  // rounds to infinity
-  if (bits < 0x38800000u) {  // subnormal: adding 0.5 leaves the rounded fraction in the low bits
-    float x;
-    std::memcpy(&x, &bits, 4);
-    x += 0.5f;
-    std::memcpy(&bits, &x, 4);
-    return static_cast<half>(sign | (bits - 0x3f000000u));
-  }
-  const uint32_t odd = (bits >> 13) & 1u;
-  return static_cast<half>(sign | ((bits - 0x38000000u + 0xfffu + odd) >> 13));
-}
 
 template <class V, class F>
 inline V lanewise(F f) {
@@ -228,13 +190,7 @@ inline F16 load(const float* p) {
 inline F16 load(const half* p) {
   return lanewise<F16>([&](int i) { return half_to_float(p[i]); });
 }
-inline F16 load(const int8_t* p) {
-  return lanewise<F16>([&](int i) { return static_cast<float>(p[i]); });
-}
 inline void store(float* p, const F16& a) { std::memcpy(p, a.v, sizeof a.v); }
-inline void store(half* p, const F16& a) {
-  for (int i = 0; i < kLanes; ++i) p[i] = float_to_half(a.v[i]);
-}
 inline void store_bytes(int8_t* p, const I16& a) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(a.v[i]);
 }
