@@ -28,7 +28,7 @@ from scheduler.scheduler import Scheduler
 from scheduler.sequence import Sequence
 from tests.simulation.machine import SchedulerMachine, machine_settings
 
-MAX_EXAMPLES = 400
+MAX_EXAMPLES = 4000
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ def test_memory_formulas_count_the_smaller_forms(tmp_path: Path) -> None:
     small = build(model, tmp_path, dtype="bfloat16", gpu_quantize="int8", kv_dtype="fp8")
     blocks = plain.engine.capacity.num_blocks, small.engine.capacity.num_blocks
     assert blocks[1] + 1 == 2 * (blocks[0] + 1)
-    assert "x 1 bytes x" in small.notes[1]
+    assert "x 1 byte x" in small.notes[1]
     layer = model.decoder.layers[0]
     numbers = sum(getattr(layer, name).packed.to_dense().numel() for name in PRODUCTS)
     scales = sum(getattr(layer, name).packed.to_dense().shape[0] for name in PRODUCTS)
