@@ -132,14 +132,6 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     return found
 
 
-def convert_linears(decoder: Decoder, scheme: str, *, dtype: torch.dtype) -> None:
-    """Replace the products of all layers and of the head, as the two below do."""
-    for layer in decoder.layers:
-        assert isinstance(layer, DecoderLayer)
-        convert_layer(layer, scheme, dtype=dtype)
-    convert_head(decoder, scheme, dtype=dtype)
-
-
 def convert_layer(layer: DecoderLayer, scheme: str, *, dtype: torch.dtype) -> None:
     """Replace its products, one after the other.
 

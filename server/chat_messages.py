@@ -66,10 +66,13 @@ def _without_late_developers(messages: Sequence[Placed]) -> list[Placed]:
 
 
 def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    parts: list[Any] = []
-    for content in (first.get("content"), second.get("content")):
-        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    parts = [*as_parts(first.get("content")), *as_parts(second.get("content"))]
     return {**first, "content": parts}
+
+
+def as_parts(content: str | Sequence[dict[str, Any]] | None) -> Sequence[dict[str, Any]]:
+    """A message's content as parts, so that others can stand beside them."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
 
 
 def _fit(

@@ -2,8 +2,8 @@
 
     team:sk-1    ops+admin:sk-2    big+weight=3:sk-3    lead+admin+weight=0.5:sk-4
 
-The name is the tenant. Imports the standard library only, since settings are read before the
-server is loaded. Knows no HTTP.
+The name is the tenant. Imports no libraries, since settings are read before the server is loaded.
+Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from server.plain_number import plain_number
+
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 1000.0
 _ENTRY = re.compile(r"([A-Za-z0-9_.-]{1,64})((?:\+admin|\+weight=[^:+]*)*):(.+)")
-_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?|\.[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,10 @@ def digest_of(key: bytes) -> bytes:
 
 
 def _weight(text: str) -> float:
-    if not _NUMBER.fullmatch(text) or not MIN_WEIGHT <= float(text) <= MAX_WEIGHT:
+    weight = plain_number(text)
+    if weight is None or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise ValueError(f"a weight is a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
-    return float(text)
+    return weight
 
 
 def tenants(entries: Iterable[str]) -> dict[str, float]:

@@ -6,18 +6,17 @@ who is begun and who is not is the scheduler's to decide.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.types import Request
 from server.errors import InvalidRequest, Overloaded, Unavailable, retry_headers
+from server.plain_number import plain_number
 
 HEADER = "x-request-timeout-seconds"
 # What the clients of OpenAI and Anthropic tell: how long they wait for the next byte.
 READ_TIMEOUT = b"x-stainless-read-timeout"
 MAX_SECONDS = 86_400.0
-_NUMBER = re.compile(rb"[0-9]+(\.[0-9]+)?|\.[0-9]+")
 
 
 class Late(Unavailable):
@@ -89,9 +88,8 @@ def patience(
 
 
 def _seconds(text: bytes) -> float | None:
-    if not _NUMBER.fullmatch(text):
-        return None
-    return value if 0 < (value := float(text)) <= MAX_SECONDS else None
+    seconds = plain_number(text.decode("latin-1"))
+    return seconds if seconds is not None and 0 < seconds <= MAX_SECONDS else None
 
 
 def hurry(requests: Sequence[Request], patience: Patience | None) -> tuple[Request, ...]:

@@ -17,6 +17,7 @@ from server.anthropic.schemas import (
     ToolChoice,
     Turn,
 )
+from server.chat_messages import as_parts
 from server.errors import InvalidRequest
 from server.schemas import (
     SHARED,
@@ -147,17 +148,13 @@ def _joined(first: Json, second: Json) -> Json:
     """Turns of one role in a row are one turn, as the API says; templates may take no others."""
     joined = {"role": first["role"]}
     for name in ("content", "tool_calls"):
-        found = [_listed(message.get(name) or []) for message in (first, second)]
+        found = [as_parts(message.get(name) or None) for message in (first, second)]
         if any(found):
-            joined[name] = found[0] + found[1]
+            joined[name] = [*found[0], *found[1]]
     thoughts = [message.get("reasoning_content") for message in (first, second)]
     if any(thoughts):
         joined["reasoning_content"] = "\n".join(filter(None, thoughts))
     return joined
-
-
-def _listed(content: str | list[Json]) -> list[Json]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _turn(where: str, turn: Turn) -> list[Json]:

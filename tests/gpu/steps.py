@@ -14,7 +14,6 @@ import torch
 from engine.cuda_engine import make_cuda_engine
 from engine.cuda_graphs import bucket_sizes
 from engine.cuda_runner import CudaRunner
-from engine.gpu_linear import convert_linears
 from engine.kv_memory import available_memory, kv_bytes_per_token
 from engine.loading import LoadedModel
 from engine.torch_engine import TorchEngine
@@ -38,6 +37,7 @@ from tests.gpu.guard import Result, guarded
 from tests.gpu.roofline import MEMORY_STEPS, Shape, costs, peak_bytes
 from tests.gpu.shapes import MODELS, plan, random_model
 from tests.gpu.timing import sleep
+from tests.support.gpu_linears import convert_linears
 
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0.0)

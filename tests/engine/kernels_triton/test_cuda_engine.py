@@ -19,7 +19,7 @@ from engine.batch import Batch
 from engine.cuda_engine import Limits, TritonSampling, make_sized_cuda_engine
 from engine.cuda_graphs import bucket_sizes
 from engine.cuda_runner import CudaRunner, pieces
-from engine.gpu_linear import TritonLinear, convert_linears
+from engine.gpu_linear import TritonLinear
 from engine.kv_memory import kv_bytes_per_token
 from engine.loading import LoadedModel, open_model
 from engine.torch_engine import TorchEngine
@@ -34,6 +34,7 @@ from tests.engine.test_torch_engine import (
     random_prompt,
     serve,
 )
+from tests.support.gpu_linears import convert_linears
 
 CPU = torch.device("cpu")
 NUM_LAYERS = 3 if os.environ.get("KERNEL_TESTS") == "all" else 1  # `make test-kernels`

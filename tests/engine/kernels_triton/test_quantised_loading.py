@@ -14,13 +14,14 @@ from torch import Tensor
 
 from engine.cuda_engine import prepare
 from engine.decoder import Decoder
-from engine.gpu_linear import PRODUCTS, Float8Linear, TritonLinear, convert_linears
+from engine.gpu_linear import PRODUCTS, Float8Linear, TritonLinear
 from engine.kernels.triton import gemm
 from engine.loading import load_weights, open_model
 from engine.parameters import parameter_shapes
 from engine.weights import LoadOptions, load_decoder
 from tests.gpu.counting import META, LiveBytes
 from tests.gpu.shapes import MODELS
+from tests.support.gpu_linears import convert_linears
 from tests.support.models import save_tiny_model
 
 CPU = torch.device("cpu")
