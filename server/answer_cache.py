@@ -1,14 +1,13 @@
 """Final answers of deterministic requests, kept for requests that ask for it and are the same.
 
 Not the prefix cache, which keeps the KV of prompts and saves prefill: this keeps whole answers and
-saves everything, so it must know who may see one and how long it is true. Owns the key, the bound
-and the time to live in memory; redis_answers.py keeps them for several servers. Knows no HTTP.
+saves everything, so it must know who may see one and how long it is true. Owns the key, and what
+is kept in memory; redis_answers.py keeps them for several servers. Knows no HTTP.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -21,6 +20,7 @@ from server.errors import InvalidRequest
 from server.generation import Emit, Generation, PromptGroup
 from server.requests import SMALLEST_TEMPERATURE
 from server.schemas import AnswerCacheWish, GenerationFields
+from server.shared_room import SharedRoom
 
 MAX_BYTES = 64 << 20
 # What a request is served by, but not what is answered.
@@ -31,14 +31,18 @@ _NOT_ANSWERED = frozenset(
 _BYTES_OF_ENTRY = 256  # of a log-probability, about
 
 
-def answer_key(fields: GenerationFields, *, tenant: str, model: str, kind: str) -> bytes:
+# The tenant, and a digest of all that sets answers apart, the tenant too.
+Key = tuple[str, bytes]
+
+
+def answer_key(fields: GenerationFields, *, tenant: str, model: str, kind: str) -> Key:
     """Equal only for equal tenant, scope, model, data version, kind of answer and request."""
     wish = fields.answer_cache
     assert wish is not None
     asked = fields.model_dump(mode="json", exclude=set(_NOT_ANSWERED))
     # A list in JSON, so that no part can pass for a piece of its neighbour.
     parts = [tenant, wish.scope, wish.user, model, wish.data_version, kind, asked]
-    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).digest()
+    return tenant, hashlib.sha256(msgspec.json.encode(parts, order="sorted")).digest()
 
 
 def check_wish(fields: GenerationFields) -> AnswerCacheWish | None:
@@ -76,57 +80,34 @@ class CachedAnswer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    answer: CachedAnswer
-    until: float
-
-
 class AnswerCache(Protocol):
     """What is lost is made again, so neither method fails."""
 
-    async def get(self, key: bytes) -> CachedAnswer | None: ...
+    async def get(self, key: Key) -> CachedAnswer | None: ...
 
-    async def put(self, key: bytes, answer: CachedAnswer, ttl_seconds: float) -> None: ...
+    async def put(self, key: Key, answer: CachedAnswer, ttl_seconds: float) -> None: ...
 
 
 class MemoryAnswers:
-    """Of one process; what was asked for least recently goes first."""
+    """Of one process."""
 
     def __init__(self, now: Callable[[], float], *, max_bytes: int = MAX_BYTES) -> None:
         self._now = now
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._num_bytes = 0
+        self._room: SharedRoom[bytes, CachedAnswer] = SharedRoom(max_bytes)
 
     @property
     def num_bytes(self) -> int:
-        return self._num_bytes
+        return self._room.num_bytes
 
-    async def get(self, key: bytes) -> CachedAnswer | None:
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        if entry.until <= self._now():
-            self._drop(key)
-            return None
-        self._entries.move_to_end(key)
-        return entry.answer
+    async def get(self, key: Key) -> CachedAnswer | None:
+        answer = self._room.get(key, self._now())
+        if answer is not None:
+            self._room.use(key)
+        return answer
 
-    async def put(self, key: bytes, answer: CachedAnswer, ttl_seconds: float) -> None:
-        self._drop(key)
-        size = answer.size()
-        if size > self._max_bytes:
-            return
-        while self._num_bytes + size > self._max_bytes:
-            self._drop(next(iter(self._entries)))
-        self._entries[key] = _Entry(answer, self._now() + ttl_seconds)
-        self._num_bytes += size
-
-    def _drop(self, key: bytes) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self._num_bytes -= entry.answer.size()
+    async def put(self, key: Key, answer: CachedAnswer, ttl_seconds: float) -> None:
+        now = self._now()
+        self._room.put(key, answer, size=answer.size(), until=now + ttl_seconds, now=now)
 
 
 Keep = Callable[[CachedAnswer], Awaitable[None]]

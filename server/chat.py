@@ -188,9 +188,10 @@ def _render_open(
     last = messages[-1]
     content = last.get("content") or ""
     *before, text = [content] if isinstance(content, str) else [part["text"] for part in content]
-    if last["role"] != "assistant" or not text.strip():
+    # Calls stand behind the text, so going on after it would drop them.
+    if last["role"] != "assistant" or not text.strip() or last.get("tool_calls"):
         raise InvalidRequest(
-            "continue_final_message needs a last message of the assistant with text.",
+            "continue_final_message needs a last message of the assistant, with text and no calls.",
             param="continue_final_message",
         )
     if "add_generation_prompt" in fields.model_fields_set and fields.add_generation_prompt:

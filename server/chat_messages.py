@@ -132,11 +132,12 @@ def _call(where: str, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise TemplateError("A tool call needs a function with a name.", f"{where}.function")
-    arguments = _arguments(f"{where}.function.arguments", function.get("arguments"))
+    arguments = read_arguments(f"{where}.function.arguments", function.get("arguments"))
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _arguments(where: str, arguments: Any) -> dict[str, Any]:
+def read_arguments(where: str, arguments: Any) -> dict[str, Any]:
+    """Of a call that was made before. Raises TemplateError."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else None

@@ -67,7 +67,7 @@ def template_variables(fields: ChatRequest, model: ServedModel) -> dict[str, Any
             )
         variables.setdefault("enable_thinking", fields.enable_thinking)
     if effort is not None:
-        if effort != "none" and not can_reason(model) and not _knows_effort(model):
+        if effort != "none" and not can_reason(model) and not knows_effort(model):
             raise InvalidRequest(
                 "This model does not reason; only reasoning_effort 'none' is possible.",
                 param="reasoning_effort",
@@ -129,7 +129,7 @@ def _thinking(fields: ChatRequest, model: ServedModel, prompt_text: str) -> Thin
     return Thinking(is_open=ending.endswith(OPENING))
 
 
-def _knows_effort(model: ServedModel) -> bool:
+def knows_effort(model: ServedModel) -> bool:
     return _knows("reasoning_effort", model)
 
 
@@ -144,7 +144,7 @@ def _budget(fields: ChatRequest, model: ServedModel) -> int | None:
         return None if fields.thinking_token_budget < 0 else fields.thinking_token_budget
     if fields.enable_thinking is False or fields.reasoning_effort == "none":
         return None if _knows("enable_thinking", model) else 0
-    if fields.reasoning_effort is None or _knows_effort(model):
+    if fields.reasoning_effort is None or knows_effort(model):
         return None
     return EFFORT_BUDGETS.get(fields.reasoning_effort)
 

@@ -1,4 +1,4 @@
-"""Which form an error takes: that of the API whose path was asked. Knows paths, not causes."""
+"""Which form an error takes: that of the API that was asked. Knows no causes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from server.errors import ApiError, error_response
 
 def error_answer(error: ApiError, scope: Scope) -> Response:
     """`scope` has a RequestContext already."""
-    if anthropic.is_anthropic(scope["path"]):
+    if anthropic.speaks_anthropic(scope):
         return anthropic.response(error, scope["paceline"].id)
     return error_response(error)

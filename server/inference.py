@@ -34,6 +34,7 @@ from server.choice import Delta
 from server.config import ServerConfig
 from server.core_client import CoreClient
 from server.errors import ApiError, InvalidRequest, NotFound, Overloaded, retry_headers
+from server.field_names import Names, client_names, renamed
 from server.generation import Direct, Generation, PromptGroup, unavailable
 from server.grammar_checks import GrammarChecks
 from server.logprobs import TokenNames
@@ -71,6 +72,7 @@ class Endpoint(Generic[FieldsT]):
     make_format: Callable[[Heading, TokenNames, list[PromptGroup], FieldsT], AnswerFormat]
     framing: Framing = OPENAI_FRAMING
     settle: Callable[[], Awaitable[None]] | None = None  # before the end of the answer is sent
+    names: Names = ()  # what the client calls the fields of a chat request
 
 
 class Workers:
@@ -214,7 +216,8 @@ class InferenceApp(Generic[FieldsT]):
         one = OneAnswer(self._services, self._endpoint, model, context, clock, parsed)
         otherwise = "error"
         try:
-            await (one.stream(send) if fields.stream else one.plain(send))
+            with client_names(self._endpoint.names):
+                await (one.stream(send) if fields.stream else one.plain(send))
         except asyncio.CancelledError:
             otherwise = "abort"  # the client hung up
             raise
@@ -236,7 +239,7 @@ def refuse_unknown(parsed: Parsed[Any], config: ServerConfig) -> None:
     """With --strict-requests, an unknown name is a mistake, not a word for somebody else."""
     if config.strict_requests and parsed.unknown:
         raise InvalidRequest(
-            f"There is no field '{parsed.unknown[0][:60]}' here.",
+            f"The field '{parsed.unknown[0][:60]}' would do nothing here.",
             param=parsed.unknown[0],
             code="unknown_parameter",
         )
@@ -304,7 +307,7 @@ class OneAnswer(Generic[FieldsT]):
             except Exception as error:
                 if not events.started:
                     raise
-                failure = as_api_error(error, self._context.id)
+                failure = renamed(as_api_error(error, self._context.id), self._endpoint.names)
                 if isinstance(failure, Late):
                     self._services.metrics.count_error(failure)
                 await events.fail(failure)
@@ -421,7 +424,7 @@ def ignored_headers(names: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
     """At most twenty names, of harmless characters; they are the client's words."""
     if not names:
         return []
-    shown = [re.sub(r"[^A-Za-z0-9_.-]", "?", name[:40]) for name in names[:20]]
+    shown = [re.sub(r"[^A-Za-z0-9_.-]", "?", name[:64]) for name in names[:20]]
     if len(names) > len(shown):
         shown.append("...")
     return [(IGNORED_HEADER, ", ".join(shown).encode())]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.anthropic.errors import REQUEST_ID as ANTHROPIC_REQUEST_ID
-from server.anthropic.errors import is_anthropic
+from server.anthropic.errors import speaks_anthropic
 from server.error_answers import error_answer
 from server.errors import ApiError
 from server.request_log import log_request
@@ -87,7 +87,7 @@ class ContextMiddleware:
         )
         scope["paceline"] = context
         ids = [(REQUEST_ID, context.id.encode())]
-        if is_anthropic(scope["path"]):
+        if speaks_anthropic(scope):
             ids.append((ANTHROPIC_REQUEST_ID, context.id.encode()))
         span = None
         if self._tracing is not None:

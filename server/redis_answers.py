@@ -10,7 +10,7 @@ import contextlib
 
 import msgspec
 
-from server.answer_cache import CachedAnswer
+from server.answer_cache import CachedAnswer, Key
 from server.redis_link import RedisGone, RedisLink, name_of
 
 MAX_ANSWER_BYTES = 8 << 20
@@ -25,16 +25,16 @@ class RedisAnswers:
     def __init__(self, link: RedisLink) -> None:
         self._link = link
 
-    async def get(self, key: bytes) -> CachedAnswer | None:
+    async def get(self, key: Key) -> CachedAnswer | None:
         try:
-            return await self._link.read(name_of(_USE, key.hex()), _DECODER)
+            return await self._link.read(name_of(_USE, key[1].hex()), _DECODER)
         except RedisGone:
             return None
 
-    async def put(self, key: bytes, answer: CachedAnswer, ttl_seconds: float) -> None:
+    async def put(self, key: Key, answer: CachedAnswer, ttl_seconds: float) -> None:
         if answer.size() > MAX_ANSWER_BYTES:
             return
         with contextlib.suppress(RedisGone):
             await self._link.put(
-                name_of(_USE, key.hex()), msgspec.msgpack.encode(answer), ttl_seconds
+                name_of(_USE, key[1].hex()), msgspec.msgpack.encode(answer), ttl_seconds
             )

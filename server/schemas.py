@@ -6,8 +6,9 @@ before anything looks. What a field means is decided in requests.py, chat.py and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -35,6 +36,8 @@ BiasList = list[Annotated[list[Any], Field(min_length=2, max_length=2)]]
 
 class Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
+    # Whether names that it does not have are told to the client.
+    tells_unknown: ClassVar[bool] = True
 
     @model_validator(mode="before")
     @classmethod
@@ -149,6 +152,8 @@ class ToolCall(Strict):
 
 
 class Message(Strict):
+    tells_unknown: ClassVar[bool] = False  # clients send back what servers of all kinds have said
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
@@ -216,7 +221,7 @@ RequestT = TypeVar("RequestT", bound=GenerationFields)
 class Parsed(Generic[FieldsT]):
     """A body whose fields have the right types, and the names in it that change nothing.
 
-    Of these, `unknown` are those that no endpoint has.
+    Of these, `unknown` are those that no endpoint has, and hints that this server cannot follow.
     """
 
     fields: FieldsT
@@ -242,7 +247,25 @@ def parse_strict(schema: type[FieldsT], raw: dict[str, Any]) -> Parsed[FieldsT]:
         fields = schema.model_validate(given)
     except ValidationError as error:
         raise first_fault(error) from None
+    for name in given:
+        if name in schema.model_fields:
+            unknown += dict.fromkeys(_unknown_within(getattr(fields, name), given[name], name))
     return Parsed(fields, (*sorted(WITHOUT_EFFECT & given.keys()), *unknown), tuple(unknown))
+
+
+def _unknown_within(fields: Any, given: Any, path: str) -> Iterator[str]:
+    """Names of objects inside the body that their models do not have."""
+    if isinstance(fields, list) and isinstance(given, list):
+        for member, raw in zip(fields, given, strict=True):
+            yield from _unknown_within(member, raw, path)
+    if not isinstance(fields, Strict) or not fields.tells_unknown or not isinstance(given, dict):
+        return
+    known = {field.alias or name: name for name, field in type(fields).model_fields.items()}
+    for name, value in _without_nulls(given).items():
+        if name in known:
+            yield from _unknown_within(getattr(fields, known[name]), value, f"{path}.{name}")
+        else:
+            yield f"{path}.{name}"
 
 
 def parse_fields(schema: type[RequestT], raw: dict[str, Any]) -> Parsed[RequestT]:

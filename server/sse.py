@@ -29,16 +29,17 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_KEEP_ALIVE = b": keep-alive\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """What surrounds the texts of an event stream: before each, at the end, and for an error."""
+    """What surrounds the texts of an event stream: before each, at the end, for an error, and
+    where there has been none for long."""
 
     prefix: bytes
     end: bytes
     error: Callable[[ApiError], str]
+    keep_alive: bytes = b": keep-alive\n\n"
 
 
 OPENAI_FRAMING = Framing(
@@ -141,7 +142,7 @@ class EventStream:
             if silent < self._keepalive_seconds:
                 await asyncio.sleep(self._keepalive_seconds - silent)
             else:
-                await self._write(_KEEP_ALIVE)
+                await self._write(self._framing.keep_alive)
 
     def _stop_ticker(self) -> None:
         if self._ticker is not None:

@@ -5,6 +5,7 @@ Reads the state of the core and changes nothing.
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from server.anthropic.errors import speaks_anthropic
 from server.core_client import CoreState
 from server.errors import retry_headers
 from server.inference import Services, check_model
@@ -84,13 +86,16 @@ class StatusRoutes:
         return Response(body, headers={"content-type": content_type})
 
     async def models(self, request: Request) -> Response:
-        del request
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        card = self._card()
+        if not speaks_anthropic(request.scope):
+            return JSONResponse({"object": "list", "data": [card]})
+        ends = {"first_id": card["id"], "last_id": card["id"], "has_more": False}
+        return JSONResponse({"data": [_anthropic_card(card)], **ends})
 
     async def model(self, request: Request) -> Response:
         card = self._card()
         check_model(request.path_params["model_id"], card["id"])
-        return JSONResponse(card)
+        return JSONResponse(_anthropic_card(card) if speaks_anthropic(request.scope) else card)
 
     def _card(self) -> dict[str, Any]:
         """Raises Unavailable until the model can serve."""
@@ -113,3 +118,16 @@ class StatusRoutes:
     def _state(self, status: int, state: str) -> Response:
         headers = retry_headers(2.0) if status == 503 else {}
         return JSONResponse({"status": state}, status_code=status, headers=headers)
+
+
+def _anthropic_card(card: dict[str, Any]) -> dict[str, Any]:
+    created = datetime.datetime.fromtimestamp(card["created"], datetime.UTC)
+    return {
+        "type": "model",
+        "id": card["id"],
+        "display_name": card["id"],
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": card["max_input_tokens"],
+        "max_tokens": card["max_output_tokens"],
+    }

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.answers import CollectedChoice, Heading, Json
+from server.anthropic.schemas import MessagesChat
 from server.choice import Delta
 from server.generation import PromptGroup
 from server.logprobs import Entry, TokenNames
 from server.reading import ChatPiece, Reader, Reading, Thought
-from server.schemas import ChatRequest
 from server.sse import named_event
 from server.tools.pieces import CallStart, Content
 
@@ -33,7 +33,7 @@ class MessagesFormat:
         heading: Heading,
         names: TokenNames,
         groups: Sequence[PromptGroup],
-        fields: ChatRequest,
+        fields: MessagesChat,
     ) -> None:
         del names  # there are no log-probabilities in this API
         (group,) = groups
@@ -41,6 +41,11 @@ class MessagesFormat:
         self._reading = group.reading or Reading()
         self._reader = Reader(self._reading)
         self._is_cut_by_context = group.requests[0].max_tokens < (fields.max_tokens or 0)
+        self._shows_thoughts = fields.include_reasoning
+        # Edits of the context are told of where they were asked for; none is ever made.
+        self._extras: Json = (
+            {"context_management": {"applied_edits": []}} if fields.has_context_management else {}
+        )
         self._index = -1  # of the newest block
         self._open = ""  # its type; "" when it is closed
         self._ending: Json = {}
@@ -70,6 +75,7 @@ class MessagesFormat:
 
     def closing(self, usage: Json, timings: Json | None) -> list[str]:
         ending = {"type": "message_delta", "delta": self._ending, "usage": used(usage)}
+        ending |= self._extras
         if timings is not None:
             ending["timings"] = timings
         return [
@@ -84,7 +90,8 @@ class MessagesFormat:
         assert choice.finish_reason is not None
         reason = reader.finish_reason(choice.finish_reason.value)
         stop_reason = self._stop_reason(reader, reason, choice.stop)
-        message = self._message(_blocks(pieces), stop_reason, choice.stop, usage)
+        message = self._message(self._blocks(pieces), stop_reason, choice.stop, usage)
+        message |= self._extras
         return message if timings is None else {**message, "timings": timings}
 
     def _message(
@@ -109,6 +116,26 @@ class MessagesFormat:
             return "model_context_window_exceeded" if self._is_cut_by_context else "max_tokens"
         return "tool_use" if reader.has_calls else "end_turn"
 
+    def _blocks(self, pieces: Sequence[ChatPiece]) -> list[Json]:
+        """The blocks that a client makes of the events of the same pieces."""
+        blocks: list[Json] = []
+        arguments = ""
+        for piece in pieces:
+            match piece:
+                case Content(text) | Thought(text):
+                    kind = "text" if isinstance(piece, Content) else "thinking"
+                    if not blocks or blocks[-1]["type"] != kind:
+                        blocks.append(_block(kind, ""))
+                    if kind == "text" or self._shows_thoughts:
+                        blocks[-1][kind] += text
+                case CallStart(_, name):
+                    arguments = ""
+                    blocks.append(_tool_use(name, {}))
+                case _:
+                    arguments += piece.text
+                    blocks[-1]["input"] = _input(arguments)
+        return blocks
+
     def _piece(self, piece: ChatPiece) -> list[str]:
         match piece:
             case Content(text):
@@ -125,6 +152,8 @@ class MessagesFormat:
         made = []
         if self._open != block:
             made = [*self._close(), self._start(_block(block, ""))]
+        if block == "thinking" and not self._shows_thoughts:
+            return made
         return [*made, self._delta({"type": delta, block: text})]
 
     def _start(self, block: Json) -> str:
@@ -154,26 +183,6 @@ def used(usage: Json) -> Json:
         "cache_read_input_tokens": cached,
         "output_tokens": usage["completion_tokens"],
     }
-
-
-def _blocks(pieces: Sequence[ChatPiece]) -> list[Json]:
-    """The blocks that a client makes of the events of the same pieces."""
-    blocks: list[Json] = []
-    arguments = ""
-    for piece in pieces:
-        match piece:
-            case Content(text) | Thought(text):
-                kind = "text" if isinstance(piece, Content) else "thinking"
-                if not blocks or blocks[-1]["type"] != kind:
-                    blocks.append(_block(kind, ""))
-                blocks[-1][kind] += text
-            case CallStart(_, name):
-                arguments = ""
-                blocks.append(_tool_use(name, {}))
-            case _:
-                arguments += piece.text
-                blocks[-1]["input"] = _input(arguments)
-    return blocks
 
 
 def _block(kind: str, text: str) -> Json:

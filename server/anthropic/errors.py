@@ -1,17 +1,20 @@
 """Errors in the form of the Anthropic API: status, type and envelope.
 
-Knows no routes; app.py and the middlewares decide by path who gets this form.
+Knows no routes, but whose requests get this form.
 """
 
 from __future__ import annotations
 
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from server.answers import Json
 from server.errors import MAX_MESSAGE_CHARS, ApiError, cut
 from server.sse import Framing, named_event
 
 PATH = "/v1/messages"
+MODELS = "/v1/models"
+VERSION = b"anthropic-version"  # on every request of this API's clients
 REQUEST_ID = b"request-id"  # where this API's clients look
 
 _TYPES = {
@@ -35,6 +38,14 @@ def is_anthropic(path: str) -> bool:
     return path == PATH or path.startswith(PATH + "/")
 
 
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether the answer has this API's form. Of the paths that both APIs have, a header tells."""
+    path = scope["path"]
+    if path == MODELS or path.startswith(MODELS + "/"):
+        return any(name == VERSION for name, _ in scope["headers"])
+    return is_anthropic(path)
+
+
 def envelope(error: ApiError, request_id: str | None = None) -> Json:
     """The field at fault has no place of its own here, so the message names it."""
     message = error.message
@@ -55,4 +66,10 @@ def response(error: ApiError, request_id: str) -> Response:
     return JSONResponse(envelope(error, request_id), status_code=status, headers=error.headers)
 
 
-FRAMING = Framing(prefix=b"", end=b"", error=lambda error: named_event("error", envelope(error)))
+# Its clients may count events, not comments, as signs of life.
+FRAMING = Framing(
+    prefix=b"",
+    end=b"",
+    error=lambda error: named_event("error", envelope(error)),
+    keep_alive=named_event("ping", {"type": "ping"}).encode() + b"\n\n",
+)

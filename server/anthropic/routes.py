@@ -7,28 +7,38 @@ from starlette.routing import Route
 
 from server.answers import Json
 from server.anthropic.answers import MessagesFormat
-from server.anthropic.conversion import parse_count, parse_messages
+from server.anthropic.conversion import NAMES, parse_count, parse_messages
 from server.anthropic.errors import FRAMING, PATH
+from server.anthropic.schemas import MessagesChat
 from server.body_route import BodyRoute
 from server.chat import prepare_chat
+from server.field_names import client_names
 from server.inference import Endpoint, InferenceApp, Services, check_model
 from server.middleware import RequestContext
-from server.schemas import ChatRequest
 from server.text_routes import chat_tokens
-
-MESSAGES = Endpoint(parse_messages, "msg_", prepare_chat, MessagesFormat, FRAMING)
 
 
 def add_anthropic(app: FastAPI, services: Services) -> None:
-    async def count(fields: ChatRequest, context: RequestContext) -> Json:
+    """What becomes of a hint depends on the model, so a body is read for the one that there is."""
+
+    async def count(fields: MessagesChat, context: RequestContext) -> Json:
         del context
         model = services.model()
         check_model(fields.model, model.name)
-        tokens = await services.workers.run(lambda: chat_tokens(fields, model))
+        with client_names(NAMES):
+            tokens = await services.workers.run(lambda: chat_tokens(fields, model))
         return {"input_tokens": len(tokens)}
 
-    counter = BodyRoute(services, parse_count, count)
+    counter = BodyRoute(services, lambda raw: parse_count(raw, services.model()), count)
+    messages = Endpoint(
+        lambda raw: parse_messages(raw, services.model()),
+        "msg_",
+        prepare_chat,
+        MessagesFormat,
+        FRAMING,
+        names=NAMES,
+    )
     app.router.routes += [
-        Route(PATH, InferenceApp(services, MESSAGES), methods=["POST"]),
+        Route(PATH, InferenceApp(services, messages), methods=["POST"]),
         Route(PATH + "/count_tokens", counter, methods=["POST"]),
     ]

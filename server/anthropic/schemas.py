@@ -6,16 +6,18 @@ unknown kind of block is refused by name, never dropped.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from server.schemas import INT64, MAX_CHOICES, StopString, Strict
+from server.schemas import INT64, MAX_CHOICES, ChatRequest, StopString, Strict
 
 MAX_STOP_SEQUENCES = 4
 
 
 class Turn(Strict):
+    tells_unknown: ClassVar[bool] = False
+
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
@@ -25,9 +27,9 @@ class Metadata(Strict):
 
 
 class Thinking(Strict):
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1024, lt=2**20)
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class ToolChoice(Strict):
@@ -41,7 +43,12 @@ class CustomTool(Strict):
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
+    input_examples: list[dict[str, Any]] = Field(default_factory=list, max_length=MAX_CHOICES)
     strict: bool | None = None
+    allowed_callers: list[str] = Field(default=["direct"], max_length=MAX_CHOICES)
+    defer_loading: bool = False
+    eager_input_streaming: bool | None = None  # arguments are sent as they are made in any case
+    cache_control: dict[str, Any] | None = None  # every prefix is cached
 
 
 class OutputFormat(Strict):
@@ -54,6 +61,10 @@ class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
+class ContextManagement(Strict):
+    edits: list[dict[str, Any]] = Field(default_factory=list, max_length=MAX_CHOICES)
+
+
 class CountRequest(Strict):
     model: Annotated[str, Field(max_length=1024)]
     messages: list[Turn] = Field(min_length=1)
@@ -62,6 +73,9 @@ class CountRequest(Strict):
     tools: list[CustomTool] = Field(default_factory=list, max_length=MAX_CHOICES)
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # its older place
+    context_management: ContextManagement | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class MessagesRequest(CountRequest):
@@ -72,7 +86,17 @@ class MessagesRequest(CountRequest):
     top_p: float = Field(1.0, ge=0, le=1, allow_inf_nan=False)
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    inference_geo: Literal["global"] | None = None
+
+
+class MessagesChat(ChatRequest):
+    """The chat request that means the same, and what of its origin the answer's form depends on.
+
+    Without `include_reasoning` blocks of thought are empty.
+    """
+
+    has_context_management: bool = False
 
 
 # Fields that we know and do not serve; dropping one could change what the client relies on.
-REFUSED = ("container", "context_management", "fallbacks", "mcp_servers", "output_format")
+REFUSED = ("compaction", "container", "mcp_servers", "thread")

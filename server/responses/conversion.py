@@ -9,12 +9,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.answers import Json
+from server.chat_messages import TemplateError, read_arguments
 from server.errors import InvalidRequest
 from server.responses.schemas import REFUSED, CountRequest, FunctionTool, ResponseRequest
 from server.schemas import SHARED, WITHOUT_EFFECT, ChatRequest
 from server.unserved import refuse_unserved
 
 LOGPROBS = "message.output_text.logprobs"
+# Of a chat request, as this API calls them.
+NAMES = (
+    (r"messages.*", "input"),
+    (r"max_tokens", "max_output_tokens"),
+    (r"response_format\.json_schema\.schema", "text.format.schema"),
+    (r"response_format\.json_schema", "text.format"),
+    (r"response_format", "text.format"),
+    (r"reasoning_effort", "reasoning.effort"),
+    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+)
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
@@ -56,7 +67,7 @@ def chat_prompt(fields: CountRequest, earlier: Sequence[Json]) -> Json:
     messages: list[Json] = []
     if fields.instructions:
         messages.append({"role": "system", "content": fields.instructions})
-    messages += messages_of([*earlier, *input_items(fields)])
+    messages += messages_of([*earlier, *input_items(fields)], num_earlier=len(earlier))
     chat: Json = {"messages": messages}
     if fields.model is not None:
         chat["model"] = fields.model
@@ -72,6 +83,12 @@ def chat_prompt(fields: CountRequest, earlier: Sequence[Json]) -> Json:
     if form is not None and form.type == "json_object":
         chat["response_format"] = {"type": "json_object"}
     if form is not None and form.type == "json_schema":
+        if form.schema_ is None:
+            raise InvalidRequest(
+                "This field is required.",
+                param="text.format.schema",
+                code="missing_required_parameter",
+            )
         wrapper = {"name": form.name or "output", "schema": form.schema_, "strict": form.strict}
         chat["response_format"] = {"type": "json_schema", "json_schema": wrapper}
     return chat
@@ -91,11 +108,14 @@ def chat_request(fields: ResponseRequest, earlier: Sequence[Json]) -> Json:
     return chat
 
 
-def messages_of(items: Sequence[Json]) -> list[Json]:
-    """What the assistant thought, said and called in a row is one message to a chat template."""
+def messages_of(items: Sequence[Json], *, num_earlier: int = 0) -> list[Json]:
+    """What the assistant thought, said and called in a row is one message to a chat template.
+
+    The first `num_earlier` items are not of this request.
+    """
     messages: list[Json] = []
-    for index, item in enumerate(items):
-        where = f"input[{index}]"
+    for index, item in enumerate(items, -num_earlier):
+        where = f"input[{index}]" if index >= 0 else "previous_response_id"
         kind = item.get("type") or "message"
         match kind:
             case "message":
@@ -170,10 +190,12 @@ def _text_of(where: str, value: Any) -> str:
 
 
 def _call(where: str, item: Json) -> Json:
-    function = {
-        "name": _string(where, item, "name"),
-        "arguments": _string(where, item, "arguments"),
-    }
+    arguments = _string(where, item, "arguments")
+    try:
+        read_arguments(f"{where}.arguments", arguments)
+    except TemplateError as error:
+        raise InvalidRequest(str(error), param=error.param, code="chat_template_error") from None
+    function = {"name": _string(where, item, "name"), "arguments": arguments}
     return {"id": _string(where, item, "call_id"), "type": "function", "function": function}
 
 

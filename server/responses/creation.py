@@ -17,6 +17,7 @@ from server.body import parse_object
 from server.body_route import send_json
 from server.chat import prepare_chat
 from server.errors import ApiError, InvalidRequest, NotFound
+from server.field_names import client_names
 from server.generation import PromptGroup
 from server.inference import (
     Endpoint,
@@ -31,7 +32,7 @@ from server.middleware import RequestContext
 from server.prepare import ServedModel
 from server.responses.answers import Cuts, ResponseFormat, error_event, framing, skeleton
 from server.responses.background import BackgroundRuns, write_events
-from server.responses.conversion import chat_request, input_items, split
+from server.responses.conversion import NAMES, chat_request, input_items, split
 from server.responses.output_items import new_id
 from server.responses.schemas import ResponseRequest
 from server.responses.store import ResponseStore, StoredResponse
@@ -62,7 +63,16 @@ async def earlier_items(
         raise InvalidRequest(
             f"The previous response is {found.body['status']}.", param="previous_response_id"
         )
+    if any(_is_cut_call(item) for item in found.body["output"]):
+        raise InvalidRequest(
+            "The previous response was cut within a call, so it cannot be continued.",
+            param="previous_response_id",
+        )
     return found.items
+
+
+def _is_cut_call(item: Json) -> bool:
+    return bool(item["type"] == "function_call" and item["status"] == "incomplete")
 
 
 class ResponseCall:
@@ -107,14 +117,22 @@ class ResponseCall:
             raise InvalidRequest(
                 "This field is required.", param="input", code="missing_required_parameter"
             )
-        chat = parse_chat(chat_request(self.request, self._earlier) | self._shared)
+        fields = chat_request(self.request, self._earlier) | self._shared
+        with client_names(NAMES):
+            chat = parse_chat(fields)
         # Metadata is given back, so it is not without effect here.
         ignored = tuple(name for name in self._own.ignored if name != "metadata")
         return Parsed(chat.fields, ignored, self._own.unknown)
 
     def endpoint(self) -> Endpoint[ChatRequest]:
         return Endpoint(
-            parse_chat, "resp_", prepare_chat, self._format, framing(self._error), self._settle
+            parse_chat,
+            "resp_",
+            prepare_chat,
+            self._format,
+            framing(self._error),
+            self._settle,
+            NAMES,
         )
 
     def stored(self, response: Json, cuts: Cuts = ()) -> StoredResponse:

@@ -13,11 +13,12 @@ from starlette.types import Receive, Scope, Send
 from server.answers import Json
 from server.body_route import BodyRoute
 from server.errors import InvalidRequest
+from server.field_names import client_names
 from server.inference import Services, check_model
 from server.middleware import RequestContext
 from server.pages import page_of
 from server.responses.background import BackgroundRuns, write_events
-from server.responses.conversion import chat_prompt, split
+from server.responses.conversion import NAMES, chat_prompt, split
 from server.responses.creation import CreateResponse, earlier_items, find
 from server.responses.schemas import ResponseRequest
 from server.responses.store import ResponseStore, StoredResponse
@@ -78,7 +79,9 @@ class ResponseRoutes:
         earlier = await earlier_items(self._store, context.tenant, fields.previous_response_id)
 
         def count() -> int:
-            return len(chat_tokens(parse_chat(chat_prompt(fields, earlier)).fields, model))
+            prompt = chat_prompt(fields, earlier)
+            with client_names(NAMES):
+                return len(chat_tokens(parse_chat(prompt).fields, model))
 
         num_tokens = await self._services.workers.run(count)
         return {"object": "response.input_tokens", "input_tokens": num_tokens}

@@ -6,7 +6,6 @@ In memory here; redis_store.py keeps them for several servers.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from server.answers import Json
+from server.shared_room import SharedRoom
 
 MAX_BYTES = 64 << 20
 TTL_SECONDS = 24 * 3600.0
@@ -63,15 +63,8 @@ class ResponseStore(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    response: StoredResponse
-    size: int
-    until: float
-
-
 class MemoryResponses:
-    """A ResponseStore of one process. The oldest are dropped where there is no room."""
+    """A ResponseStore of one process. The oldest of who has most are dropped for want of room."""
 
     def __init__(
         self,
@@ -81,43 +74,33 @@ class MemoryResponses:
         ttl_seconds: float = TTL_SECONDS,
     ) -> None:
         self._now = now
-        self._max_bytes = max_bytes
         self._ttl_seconds = ttl_seconds
-        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
-        self._num_bytes = 0
+        self._room: SharedRoom[str, StoredResponse] = SharedRoom(max_bytes)
 
     @property
     def num_bytes(self) -> int:
-        return self._num_bytes
+        return self._room.num_bytes
 
     async def check(self) -> None:
         """There is always room, for the oldest make it."""
 
     async def put(self, key: Key, response: StoredResponse) -> None:
         """Takes the place of what had this id. One larger than the bound is not kept."""
-        size = len(msgspec.json.encode(response))
-        self._drop(key)
-        self._expire()
-        if size > self._max_bytes:
-            return
-        while self._num_bytes + size > self._max_bytes:
-            self._drop(next(iter(self._entries)))
-        until = self._now() + self._ttl_seconds
-        self._entries[key] = _Entry(response, size, until)
-        self._num_bytes += size
+        size, now = len(msgspec.json.encode(response)), self._now()
+        self._room.put(key, response, size=size, until=now + self._ttl_seconds, now=now)
 
     async def replace(self, key: Key, response: StoredResponse) -> None:
         if await self.get(key) is not None:
             await self.put(key, response)
 
     async def get(self, key: Key) -> StoredResponse | None:
-        self._expire()
-        entry = self._entries.get(key)
-        return None if entry is None else entry.response
+        now = self._now()
+        self._room.expire(now)
+        return self._room.get(key, now)
 
     async def delete(self, key: Key) -> bool:
-        self._expire()
-        return self._drop(key)
+        self._room.expire(self._now())
+        return self._room.drop(key)
 
     async def hold(self, keys: Sequence[Key]) -> list[Key]:
         """What is made in this process is cancelled in this process."""
@@ -126,18 +109,3 @@ class MemoryResponses:
 
     async def ask_to_cancel(self, key: Key) -> None:
         """Nobody else makes responses that are kept here."""
-
-    def _expire(self) -> None:
-        """Entries are in order of their end."""
-        while self._entries:
-            key = next(iter(self._entries))
-            if self._entries[key].until > self._now():
-                return
-            self._drop(key)
-
-    def _drop(self, key: Key) -> bool:
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            return False
-        self._num_bytes -= entry.size
-        return True

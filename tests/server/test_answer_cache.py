@@ -132,19 +132,19 @@ async def test_answers_end_with_their_time_and_the_least_used_goes_first() -> No
     size = answer("x" * 1000).size()
     cache = MemoryAnswers(lambda: clock[0], max_bytes=3 * size)
     for name in "abc":
-        await cache.put(name.encode(), answer(name * 1000), 10)
-    assert await cache.get(b"a") is not None
-    await cache.put(b"d", answer("d" * 1000), 5)
+        await cache.put(("", name.encode()), answer(name * 1000), 10)
+    assert await cache.get(("", b"a")) is not None
+    await cache.put(("", b"d"), answer("d" * 1000), 5)
     assert cache.num_bytes <= 3 * size
-    assert await cache.get(b"b") is None
-    assert await cache.get(b"a") is not None
+    assert await cache.get(("", b"b")) is None
+    assert await cache.get(("", b"a")) is not None
     clock[0] = 5.0
-    assert await cache.get(b"d") is None
-    assert await cache.get(b"a") is not None
+    assert await cache.get(("", b"d")) is None
+    assert await cache.get(("", b"a")) is not None
     clock[0] = 10.0
-    assert await cache.get(b"a") is None
-    await cache.put(b"e", replace(answer("e"), deltas=(Delta("e" * 10_000),)), 10)
-    assert await cache.get(b"e") is None
+    assert await cache.get(("", b"a")) is None
+    await cache.put(("", b"e"), replace(answer("e"), deltas=(Delta("e" * 10_000),)), 10)
+    assert await cache.get(("", b"e")) is None
 
 
 async def chat(server: House, **fields: Any) -> httpx.Response:

@@ -274,6 +274,47 @@ async def test_what_is_not_served_is_refused_by_name() -> None:
             assert answer.json()["error"]["param"] == param, answer.text
 
 
+@in_loop
+async def test_errors_name_the_field_that_was_sent() -> None:
+    """Not that of the chat request which it becomes; in a stream too, and by the counter."""
+    bad = {"type": "json_schema", "name": "o", "schema": {"not": {}}}
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "[1]"}
+    before = {"role": "user", "content": "a"}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"max_output_tokens": 900}, "max_output_tokens"),
+        ({"text": {"format": bad}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "o"}}}, "text.format.schema"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL, {**TOOL, "parameters": {"type": "array"}}]}, "tools[1].parameters"),
+        ({"input": [before, call]}, "input[1].arguments"),
+        ({"input": [before, {**call, "arguments": "{}", "name": ""}]}, "input"),
+    ]
+    async with house(TextEngine(SCRIPTS), ServerConfig(max_output_tokens=300)) as server:
+        for fields, param in cases:
+            for stream in (False, True):
+                body = {"model": MODEL, "input": "greet", **fields, "stream": stream}
+                answer = await server.client.post(RESPONSES, json=body)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, param), answer.text
+                assert "response_format" not in error["message"]
+                assert "max_tokens" not in error["message"]
+            if param != "max_output_tokens":
+                counted = await server.client.post(RESPONSES + "/input_tokens", json=body)
+                assert counted.json()["error"]["param"] == param, counted.text
+
+
+@in_loop
+async def test_a_response_that_was_cut_within_a_call_is_not_continued() -> None:
+    """Its item is no call that a template could show; the fault is not in the new input."""
+    async with house(TextEngine(SCRIPTS)) as server:
+        first = (await ask(server, "look up", tools=[TOOL], max_output_tokens=60)).json()
+        assert first["output"][-1]["type"] == "function_call"
+        assert first["status"] == "incomplete"
+        again = await ask(server, previous_response_id=first["id"])
+        assert again.json()["error"]["param"] == "previous_response_id"
+
+
 def kept(text: str) -> StoredResponse:
     return StoredResponse({"id": text}, ({"text": text},), 0, 1)
 

@@ -125,3 +125,36 @@ async def test_strict_requests_refuse_unknown_names_and_only_these() -> None:
             assert (error["param"], error["code"]) == ("frobnicate", "unknown_parameter")
         known = {name: value for name, value in body.items() if name != "frobnicate"}
         assert (await server.client.post("/v1/completions", json=known)).status_code == 200
+
+
+@in_loop
+async def test_a_name_inside_an_object_is_told_like_one_outside() -> None:
+    """A word misspelled there would else be dropped in silence; null is absent there too."""
+    wish = {"scope": "tenant", "data_version": "1", "ttl": 5, "user": None}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        (
+            "/v1/completions",
+            {"prompt": "greet", "answer_cache": wish, "seed": 1},
+            "answer_cache.ttl",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": USER, "stream": True, "stream_options": {"usage": True, "x": None}},
+            "stream_options.usage",
+        ),
+        ("/v1/responses", {"input": "greet", "text": {"form": 1}}, "text.form"),
+        (
+            "/v1/responses",
+            {"input": "greet", "tools": [{"type": "function", "name": "f", "cache": 1}]},
+            "tools.cache",
+        ),
+    ]
+    for strict in (False, True):
+        config = ServerConfig(strict_requests=strict)
+        async with house(TextEngine({"greet": "Hi"}), config) as server:
+            for path, body, name in cases:
+                answer = await server.client.post(path, json=body)
+                if strict:
+                    assert answer.json()["error"]["param"] == name
+                else:
+                    assert answer.headers["x-paceline-ignored-params"] == name
