@@ -6,6 +6,7 @@ that are there decide. It must not know torch.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -107,10 +108,10 @@ def _refuse_unsupported(fields: Fields, name: str) -> None:
 
 def _same_in_all_layers(fields: Fields, key: str, default: int | None = None) -> int:
     value = fields.values.get(key)
-    if isinstance(value, np.ndarray):
-        if value.size == 0 or (value != value[0]).any():
+    if isinstance(value, array):
+        if not value or any(each != value[0] for each in value):
             raise fields.error(f"{key} differs from layer to layer, which is not supported")
-        return Fields(fields.source, {key: value[0].item()}).integer(key)
+        return Fields(fields.source, {key: value[0]}).integer(key)
     return fields.integer(key, default)
 
 

@@ -3,7 +3,7 @@
 It owns the container: metadata, tensor directory, raw bytes of a tensor. A file is hostile until
 every count, length, product and offset has been checked against the file's real size, so opening
 one costs time and memory in proportion to bytes that exist. It must not know torch, nor what the
-metadata means. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+metadata means, and imports numpy only for the bytes of tensors: a tokenizer needs none. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import itertools
 import math
 import mmap
 import struct
+import sys
+from array import array
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelFileError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_DIMS = 4
 MAX_METADATA_KEYS = 1 << 16
@@ -105,19 +108,19 @@ BLOCK_SIZES: dict[GGMLType, tuple[int, int]] = {
 }
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-# metadata value type -> (struct code, numpy dtype); strings and arrays are read apart
-_SCALARS: dict[int, tuple[str, str]] = {
-    0: ("<B", "<u1"),
-    1: ("<b", "<i1"),
-    2: ("<H", "<u2"),
-    3: ("<h", "<i2"),
-    4: ("<I", "<u4"),
-    5: ("<i", "<i4"),
-    6: ("<f", "<f4"),
-    _BOOL: ("<B", "<u1"),
-    10: ("<Q", "<u8"),
-    11: ("<q", "<i8"),
-    12: ("<d", "<f8"),
+# metadata value type -> code of struct and array; strings and arrays are read apart
+_SCALARS: dict[int, str] = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    _BOOL: "B",
+    10: "Q",
+    11: "q",
+    12: "d",
 }
 _SMALLEST_KEY = 8 + 4 + 1  # key length, value type, one byte of value
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8  # name length, n_dims, one dimension, type, offset
@@ -137,8 +140,8 @@ class GGUFTensor:
 class GGUFFile:
     """An open, checked file. Bytes of tensors are read-only views of the mapped file.
 
-    `metadata` holds str, int, float, bool, list[str] for arrays of strings and a read-only numpy
-    array for arrays of numbers.
+    `metadata` holds str, int, float, bool, list[str] for arrays of strings, list[bool] for arrays
+    of booleans and array.array for arrays of numbers.
     """
 
     def __init__(
@@ -155,6 +158,8 @@ class GGUFFile:
 
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The stored bytes of a tensor: uint8, shape (*outer dimensions, bytes of a row)."""
+        import numpy as np
+
         tensor = self.tensors[name]
         raw = np.frombuffer(self._data, np.uint8, count=tensor.nbytes, offset=tensor.offset)
         return raw.reshape(*tensor.shape[:-1], -1)
@@ -273,7 +278,7 @@ class _Cursor:
             )
 
     def scalar(self, value_type: int, field: str) -> Any:
-        code, _ = _SCALARS[value_type]
+        code = "<" + _SCALARS[value_type]
         nbytes = struct.calcsize(code)
         self.need(nbytes, field)
         (value,) = struct.unpack_from(code, self.data, self.at)
@@ -321,16 +326,19 @@ class _Cursor:
             return self.strings(self.count(f"{field}: length", 8, MAX_ARRAY_STRINGS), field)
         if item_type not in _SCALARS:
             raise self.error(f"{field}: unknown item type {item_type}")
-        dtype = np.dtype(_SCALARS[item_type][1])
-        count = self.count(f"{field}: length", dtype.itemsize, self.size)
-        raw = self.data[self.at : self.at + count * dtype.itemsize]
+        code = _SCALARS[item_type]
+        size = struct.calcsize("<" + code)
+        count = self.count(f"{field}: length", size, self.size)
+        raw = self.data[self.at : self.at + count * size]
         self.at += len(raw)
-        values = np.frombuffer(raw, dtype)
-        if item_type != _BOOL:
-            return values
-        if values.size and values.max() > 1:
-            raise self.error(f"{field}: a value is not a boolean")
-        return values.astype(bool)
+        if item_type == _BOOL:
+            if raw.strip(b"\0\1"):
+                raise self.error(f"{field}: a value is not a boolean")
+            return [bool(value) for value in raw]
+        values = array(code, raw)
+        if sys.byteorder == "big":
+            values.byteswap()
+        return values
 
     def strings(self, count: int, field: str) -> list[str]:
         """Like `string` count times, inlined: a vocabulary has some 10^5 of them."""

@@ -21,7 +21,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance import TokenizerWrapper as _Wrapper
 from numpy.typing import NDArray
 
+from engine.errors import GrammarError
 from engine.thought_budget import ThoughtBudget, ThoughtRules
+from engine.vocabulary import Vocabulary
 
 Mask = NDArray[np.bool_]  # [vocab]
 Words = NDArray[np.uint32]  # bits, the lowest first
@@ -49,19 +51,6 @@ _ITEMS_OF_RULES = 400
 # behind that. Hundreds of times what a schema needs, since CPU time is no exact measure.
 SECONDS_PER_TOKEN = 0.003
 MAX_SECONDS_BEHIND = 0.1
-
-
-class GrammarError(ValueError):
-    """A specification that can not be compiled, or a token outside the grammar."""
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What a grammar has to know of a tokenizer: id -> bytes, and which ids are no text."""
-
-    tokens: tuple[bytes, ...]
-    special_ids: tuple[int, ...]
-    eos_token_ids: tuple[int, ...]
 
 
 class GrammarCompiler:
@@ -228,12 +217,12 @@ def unpack(words: Words, vocab_size: int) -> Mask:
 
 
 def _tables_of(vocabulary: Vocabulary) -> LLTokenizer:
-    source = _TokenSource(vocabulary)
-    return LLTokenizer(
-        _Wrapper(source),
-        n_vocab=len(vocabulary.tokens),
-        eos_token=list(vocabulary.eos_token_ids),
+    wrapper = _Wrapper(_TokenSource(vocabulary))
+    tables = LLTokenizer(
+        wrapper, n_vocab=len(vocabulary.tokens), eos_token=list(vocabulary.eos_token_ids)
     )
+    wrapper.tokens = []  # they are in the tables now, and the wrapper lives as long
+    return tables
 
 
 class _TokenSource:
@@ -243,16 +232,16 @@ class _TokenSource:
         self.eos_token_id = vocabulary.eos_token_ids[0]
         self.bos_token_id = None
         self.special_token_ids = list(vocabulary.special_ids)
-        self.tokens = list(vocabulary.tokens)
-        self._bytes = {token: index for index, token in enumerate(vocabulary.tokens) if token}
+        self.tokens = vocabulary.tokens
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Longest match; only asked for hints, never for what is allowed."""
+        """Longest match; only asked for hints, so rarely that no index is kept."""
         data = text.encode() if isinstance(text, str) else bytes(text)
+        known = {token: index for index, token in enumerate(self.tokens) if token in data}
         ids: list[int] = []
         while data:
             for size in range(min(len(data), 32), 0, -1):
-                found = self._bytes.get(data[:size])
+                found = known.get(data[:size])
                 if found is not None or size == 1:
                     ids.append(found or 0)
                     data = data[size:]

@@ -15,13 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.arrays import Array, Ints, to_device, to_host
-from engine.grammar import (
-    GrammarCompiler,
-    GrammarError,
-    GrammarState,
-    Words,
-    num_words,
-)
+from engine.errors import GrammarError
+from engine.grammar import GrammarCompiler, GrammarState, Words, num_words
 from scheduler.types import Admission
 
 if TYPE_CHECKING:

@@ -43,13 +43,13 @@ class NativeChooser:
             rows.tolist(), slots.tolist(), lengths.tolist(), columns, strict=True
         ):
             scores, tokens = logits[row], token_table[slot, :length]
-            known = np.unique(tokens)
-            known = known[known < len(scores)]
+            # np.unique would do, and import numpy.ma for it: 2 MB.
+            known = np.flatnonzero(np.bincount(tokens)[: len(scores)])
             old = scores[known]
             scores[known] = np.where(old > 0, old / of["repetition"], old * of["repetition"])
-            ids, counts = np.unique(tokens[of["num_prompt_tokens"] :], return_counts=True)
-            ids, counts = ids[ids < len(scores)], counts[ids < len(scores)]
-            scores[ids] -= of["frequency"] * counts.astype(np.float32)
+            counts = np.bincount(tokens[of["num_prompt_tokens"] :])[: len(scores)]
+            ids = np.flatnonzero(counts)
+            scores[ids] -= of["frequency"] * counts[ids].astype(np.float32)
             scores[ids] -= of["presence"]
 
     def choose(self, logits: Floats, columns: NDArray[np.void], indices: Ints) -> Choice:

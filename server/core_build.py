@@ -191,7 +191,8 @@ def _ends(start: Start, model: ModelConfig, size: int) -> tuple[int, ...]:
 
 def _grammars(start: Start, model: ModelConfig) -> GrammarCompiler | None:
     """None without a tokenizer's vocabulary, or with one that cannot end an answer."""
-    from engine.grammar import GrammarCompiler, Vocabulary
+    from engine.grammar import GrammarCompiler
+    from engine.vocabulary import Vocabulary
 
     size = min(start.vocab_limit, model.vocab_size)
     eos_token_ids = _ends(start, model, size)

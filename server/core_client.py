@@ -19,6 +19,7 @@ from scheduler.types import Finished, FinishReason, KVMap, Request, StepStats, T
 from server.door import Door, Rates
 from server.event_backlog import Answer
 from server.wire import (
+    LENGTH_BYTES,
     Commands,
     CoreInfo,
     Failed,
@@ -29,9 +30,9 @@ from server.wire import (
     Start,
     Step,
     WireError,
+    body_length,
     decode_from_core,
     encode,
-    read_frame,
 )
 
 # Prompt tokens in one message to the core; more go into the next one.
@@ -323,7 +324,7 @@ class CoreClient:
         writer.write(encode(start))
         failure: Failed | None = None
         try:
-            while (body := await read_frame(reader)) is not None:
+            while (body := await _read_frame(reader)) is not None:
                 failure = self._receive(body) or failure
         except WireError as error:
             failure = Failed(FailureKind.ENGINE, str(error))
@@ -387,3 +388,12 @@ class CoreClient:
             self._door = Door(self.info.limits, self._rates)
             num_blocks = self.info.capacity.num_blocks
             self.on_stats(StepStats(0, 0, 0, num_blocks, 0, 0))
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The next body, or None where the connection ended, be it inside a frame."""
+    try:
+        header = await reader.readexactly(LENGTH_BYTES)
+        return await reader.readexactly(body_length(header))
+    except (asyncio.IncompleteReadError, OSError):
+        return None

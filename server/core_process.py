@@ -32,6 +32,7 @@ from scheduler.scheduler import Scheduler
 from server.core_build import Core, Report, build_core, import_libraries, pack_early
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
 from server.grammar_inbox import GrammarInbox
+from server.heap import give_back
 from server.step_profile import StepProfile
 from server.wire import CoreInfo, Failed, FailureKind, Loading, Plan, Ready, Start
 
@@ -183,6 +184,7 @@ def main(argv: Sequence[str], build: Build | None = None) -> int:
         # What is loaded stays: the collector need not walk it again and again.
         gc.collect()
         gc.freeze()
+        give_back()
         return core
 
     return run_core(socket.socket(fileno=descriptor), build_once)

@@ -6,14 +6,11 @@ input is a request that generates nothing and whose prompt is pooled by the engi
 
 from __future__ import annotations
 
-import base64
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from scheduler.types import Pooling
@@ -34,8 +31,6 @@ from server.truncation import truncate_prompt
 MAX_INPUTS = 2048
 # Sequences of one body that wait or run at a time, so that one body does not fill the queue.
 WINDOW = 64
-
-Vector = NDArray[np.float32]
 
 
 class EmbeddingRequest(Strict):
@@ -72,6 +67,8 @@ def prepare_inputs(
     fields: EmbeddingRequest, model: ServedModel, origin: RequestOrigin
 ) -> list[PromptGroup]:
     """One group an input, in order. Raises InvalidRequest."""
+    import server.vectors  # noqa: F401 (a tenth of a second, the first time: here no stream waits)
+
     prompts = read_prompts(fields.input, param="input")
     if len(prompts) > MAX_INPUTS:
         raise InvalidRequest(f"There may be at most {MAX_INPUTS} inputs.", param="input")
@@ -108,28 +105,6 @@ def _group(
     return replace(group, requests=requests)
 
 
-def shape_vector(pooled: bytes, fields: EmbeddingRequest) -> Vector:
-    """The first `dimensions` numbers, then brought to length 1 unless that is not wanted."""
-    vector = np.frombuffer(pooled, dtype="<f4")
-    if fields.dimensions is not None:
-        if fields.dimensions > len(vector):
-            raise InvalidRequest(
-                f"This model's vectors have {len(vector)} dimensions.", param="dimensions"
-            )
-        vector = vector[: fields.dimensions]
-    if fields.normalize:
-        exact = vector.astype(np.float64)
-        norm = float(np.sqrt(exact @ exact))
-        vector = (exact / (norm or 1.0)).astype("<f4")
-    return vector
-
-
-def _encoded(vector: Vector, encoding: str) -> str | list[float]:
-    if encoding == "base64":
-        return base64.b64encode(vector.tobytes()).decode("ascii")
-    return [float(value) for value in vector]
-
-
 def embeddings_route(services: Services) -> BodyRoute[EmbeddingRequest]:
     async def answer(fields: EmbeddingRequest, context: RequestContext) -> Json:
         model = services.model()
@@ -141,7 +116,7 @@ def embeddings_route(services: Services) -> BodyRoute[EmbeddingRequest]:
         clock.tokenized = services.now()
         services.begin_timeline(context, answer_id, clock, groups)
         await _run(services, groups, clock, context, min(WINDOW, model.max_group))
-        vectors = [shape_vector(group.choices[0].pooled, fields) for group in groups]
+        vectors = _shaped(groups, fields)
         num_tokens = sum(len(group.requests[0].prompt) for group in groups)
         return {
             "object": "list",
@@ -149,7 +124,7 @@ def embeddings_route(services: Services) -> BodyRoute[EmbeddingRequest]:
                 {
                     "object": "embedding",
                     "index": index,
-                    "embedding": _encoded(vector, fields.encoding_format),
+                    "embedding": vector,
                 }
                 for index, vector in enumerate(vectors)
             ],
@@ -158,6 +133,19 @@ def embeddings_route(services: Services) -> BodyRoute[EmbeddingRequest]:
         }
 
     return BodyRoute(services, parse_embedding, answer)
+
+
+def _shaped(groups: Sequence[PromptGroup], fields: EmbeddingRequest) -> list[str | list[float]]:
+    """Raises InvalidRequest."""
+    from server.vectors import encoded, shape_vector
+
+    vectors = [
+        shape_vector(
+            group.choices[0].pooled, dimensions=fields.dimensions, normalize=fields.normalize
+        )
+        for group in groups
+    ]
+    return [encoded(vector, fields.encoding_format) for vector in vectors]
 
 
 async def _run(

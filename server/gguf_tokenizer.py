@@ -8,6 +8,7 @@ format (engine/gguf_file.py) and nothing of weights.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -326,7 +327,7 @@ class _Fields:
         value = self.metadata.get(f"tokenizer.ggml.{name}")
         if value is None:
             return None
-        values = value.tolist() if hasattr(value, "tolist") else value
+        values = value.tolist() if isinstance(value, array) else value
         if not isinstance(values, list) or len(values) != count:
             raise self.error(f"tokenizer.ggml.{name} does not have one number for each token")
         if not all(isinstance(item, int | float) for item in values):

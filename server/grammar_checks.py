@@ -1,49 +1,61 @@
 """Tries out grammars before the core hears of them: what does not serve is the client's error.
 
-One child process that does it, a bound on what waits for it, and a memory of how grammars fared.
-Knows no fields.
+One child process that does it, while there is work for it, a bound on what waits for it, and a
+memory of how grammars fared. Knows no fields.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
+import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.grammar import GrammarError, Vocabulary
-from server.errors import InvalidRequest, Overloaded, retry_headers
+from engine.errors import GrammarError
+from engine.vocabulary import Vocabulary
+from server.errors import InvalidRequest, Overloaded, Unavailable, retry_headers
 from server.grammar_process import GrammarProcess
 from server.grammar_text import Grammar
 from server.tokenizer import Tokenizer
+
+log = logging.getLogger("paceline.grammars")
 
 MAX_WAITING = 64
 # Of CPU time; a large schema takes a tenth of it.
 MAX_SECONDS = 1.0
 MAX_REMEMBERED = 4_096
+# A child without work for so long ends and gives back its memory, some 40 MB; a start takes a
+# quarter of a second.
+MAX_IDLE_SECONDS = 120.0
 
 
 class GrammarChecks:
     """One for the life of the server; `check` is called on the event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, *, max_seconds: float = MAX_SECONDS) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_seconds: float = MAX_SECONDS,
+        max_idle_seconds: float = MAX_IDLE_SECONDS,
+    ) -> None:
         self._tokenizer = tokenizer
         self._max_seconds = max_seconds
+        self._max_idle_seconds = max_idle_seconds
         self._process: GrammarProcess | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._num_open = 0
+        self._is_closed = False
+        self._idle: asyncio.TimerHandle | None = None
         # By digest: why a grammar is refused, or "".
         self._known: OrderedDict[bytes, str] = OrderedDict()
-
-    def start(self) -> None:
-        """Begins to start the child, so that the first grammar need not wait for it."""
-        self._pool.submit(self._start)
 
     async def check(self, grammar: Grammar, spec: bytes) -> None:
         """`spec` is what the grammar makes, and what the core will get.
 
-        Raises InvalidRequest for a grammar that cannot be used, Overloaded if many wait.
+        Raises InvalidRequest for a grammar that cannot be used, Overloaded if many wait,
+        Unavailable if none can be tried out.
         """
         digest = hashlib.sha256(spec).digest()
         fault = self._known.get(digest)
@@ -55,14 +67,23 @@ class GrammarChecks:
                     headers=retry_headers(1.0),
                 )
             self._num_open += 1
+            self._stop_waiting()
             work = asyncio.get_running_loop().run_in_executor(self._pool, self._try_out, grammar)
             work.add_done_callback(self._closed)
-            fault = await asyncio.shield(work)
+            try:
+                fault = await asyncio.shield(work)
+            except OSError as error:
+                log.warning("no grammar can be tried out: %s", error)
+                raise Unavailable(
+                    "The server cannot compile a grammar now.", headers=retry_headers(1.0)
+                ) from None
         self._remember(digest, fault)
         if fault:
             raise InvalidRequest(f"This constraint cannot be used: {fault}.", code="invalid_schema")
 
     def close(self) -> None:
+        self._is_closed = True
+        self._stop_waiting()
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
             self._process.close()
@@ -71,6 +92,19 @@ class GrammarChecks:
         self._num_open -= 1
         if not work.cancelled():
             work.exception()  # seen, also if the client has left
+        if not self._num_open and not self._is_closed:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(self._max_idle_seconds, self._pool.submit, self._end_child)
+
+    def _stop_waiting(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _end_child(self) -> None:
+        """The next grammar starts another."""
+        if self._process is not None:
+            self._process.close()
 
     def _remember(self, digest: bytes, fault: str) -> None:
         self._known[digest] = fault
@@ -84,11 +118,6 @@ class GrammarChecks:
         except GrammarError as error:
             return str(error)
         return ""
-
-    def _start(self) -> None:
-        """What cannot be started now is the next grammar's to find out."""
-        with contextlib.suppress(GrammarError, OSError):
-            self._child().start()
 
     def _child(self) -> GrammarProcess:
         if self._process is None:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from scheduler.types import Abort, Command, Drain, Submit
+from server.heap import give_back
 
 _THREADS = 1
 # The thread that compiles stands back behind those that compute.
@@ -51,7 +52,7 @@ class GrammarInbox:
         os.set_blocking(self._ring, False)
         source.wake_on(self._bell)
         # Before anybody is served, not with the first grammar: it holds the interpreter lock.
-        self._pool.submit(compiler.prepare)
+        self._pool.submit(self._prepare)
 
     def take(self, *, block: bool) -> list[Command]:
         """What came and what has become ready. Raises what the source raises."""
@@ -99,6 +100,10 @@ class GrammarInbox:
             else:
                 self._held.append((submit, work))
         return released
+
+    def _prepare(self) -> None:
+        self._compiler.prepare()
+        give_back()
 
     def _compile(self, spec: bytes) -> None:
         _stand_back()

@@ -1,19 +1,19 @@
 """The parent's side of grammar_worker.py: one child, one grammar at a time, limits that hold.
 
-The child is started by `start` or on first use, and again after a limit has ended it, so no failure
+The child is started on first use, and again after a limit or `close` has ended it, so no failure
 outlives its request. Knows no HTTP.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import signal
 import subprocess
 import threading
-from typing import Any
+from array import array
 
-from engine.grammar import GrammarError, Vocabulary
+from engine.errors import GrammarError
+from engine.vocabulary import Vocabulary
 from server.child import Child
 from server.grammar_text import Grammar
 
@@ -36,13 +36,11 @@ class GrammarProcess:
         """Of the child, where there is one."""
         return None if self._child is None else self._child.pid
 
-    def start(self) -> None:
-        """Start the child before it is needed. Raises GrammarError or OSError."""
-        with self._lock:
-            self._running()
-
     def check(self, grammar: Grammar) -> None:
-        """Raises GrammarError, in one line, for a grammar that cannot be served."""
+        """Raises GrammarError, in one line, for a grammar that cannot be served.
+
+        Raises OSError where no child can be had.
+        """
         request = {
             "spec": grammar.spec().decode(),
             "parts": [
@@ -52,7 +50,7 @@ class GrammarProcess:
             "seconds": self._max_seconds,
         }
         with self._lock:
-            answer = self._ask(self._running(), request)
+            answer = self._ask(self._running(), json.dumps(request).encode())
             if "is_spent" in answer:
                 self._end()
         if "error" in answer:
@@ -67,14 +65,18 @@ class GrammarProcess:
         if self._child is None or not self._child.alive():
             self._end()
             self._child = Child(_WORKER, stderr=subprocess.DEVNULL)  # compilers that give up
-            self._ask(self._child, _as_message(self._vocabulary))
+            try:
+                self._ask(self._child, *_as_messages(self._vocabulary))
+            except GrammarError:  # it has got none
+                raise OSError("the process that tries out grammars did not start") from None
         return self._child
 
-    def _ask(self, child: Child, request: dict[str, Any]) -> dict[str, str]:
+    def _ask(self, child: Child, *messages: bytes) -> dict[str, str]:
         """One exchange. What may have left the child odd ends it."""
         timeout = self._max_seconds + _GRACE_SECONDS
         try:
-            child.send(json.dumps(request).encode(), timeout)
+            for message in messages:
+                child.send(message, timeout)
             return child.receive(timeout)
         except (OSError, EOFError):
             late = child.exit_code() in (-signal.SIGPROF, None)
@@ -88,9 +90,8 @@ class GrammarProcess:
             self._child = None
 
 
-def _as_message(vocabulary: Vocabulary) -> dict[str, Any]:
-    return {
-        "tokens": [base64.b64encode(token).decode() for token in vocabulary.tokens],
-        "special_ids": vocabulary.special_ids,
-        "eos_token_ids": vocabulary.eos_token_ids,
-    }
+def _as_messages(vocabulary: Vocabulary) -> tuple[bytes, bytes, bytes]:
+    """The ids, the length of each token and the tokens one after another."""
+    ids = {"special_ids": vocabulary.special_ids, "eos_token_ids": vocabulary.eos_token_ids}
+    lengths = array("I", map(len, vocabulary.tokens))
+    return json.dumps(ids).encode(), lengths.tobytes(), b"".join(vocabulary.tokens)

@@ -12,9 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
-
 from server.reasoning import CLOSING, OPENING, Thinking
 
 # Between the tokens of JSON: nothing, a space, or a line break with an indent. A model that is in
@@ -68,6 +65,8 @@ def json_part(schema: dict[str, Any], whitespace: str = WHITESPACE) -> Part:
 
 def regex_part(pattern: str) -> Part:
     r"""The whole answer matches; \d and \w are ASCII, as in JSON Schema."""
+    from llguidance import regex_to_lark
+
     return {"lark_grammar": f"start: /{regex_to_lark(pattern, 'dw')}/"}
 
 
@@ -85,6 +84,8 @@ def ebnf_part(text: str) -> Part:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise GrammarTextError(f"the rule '{min(twice)}' is defined twice")
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
     try:
         return {"lark_grammar": gbnf_to_lark(text)}
     except RecursionError:

@@ -5,13 +5,12 @@ enforces the limits: a timer of CPU seconds (which a busy machine does not short
 compilation that takes too long, RLIMIT_AS stops one that wants too much memory. It steps back
 behind the engine for the processor. The other end is grammar_process.py.
 
-The first message holds the vocabulary, every other one a grammar; each has an answer. child.py
-carries them, in JSON.
+The first messages hold the vocabulary and have one answer; every other one holds a grammar and has
+an answer. child.py carries them, in JSON but for the tokens.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import random
@@ -19,13 +18,18 @@ import resource
 import signal
 import socket
 import sys
+from array import array
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.grammar import GrammarCompiler, GrammarError, Vocabulary
+from engine.errors import GrammarError
+from engine.grammar import GrammarCompiler
+from engine.vocabulary import Vocabulary
 from server.child import receive, send
+from server.heap import give_back
 
 NICENESS = 5
 # Beyond what the process holds with the tables of its vocabulary.
@@ -39,16 +43,18 @@ WALK_TOKENS = 48
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us too; we end with EOF
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it does
-    os.nice(NICENESS)
     with socket.socket(fileno=0) as channel:
-        if (vocabulary := receive(channel)) is not None:
-            serve(channel, json.loads(vocabulary))
+        ids, lengths, tokens = (receive(channel) for _ in range(3))
+        if ids is not None and lengths is not None and tokens is not None:
+            serve(channel, _vocabulary(json.loads(ids), lengths, tokens))
 
 
-def serve(channel: socket.socket, vocabulary: dict[str, Any]) -> None:
+def serve(channel: socket.socket, vocabulary: Vocabulary) -> None:
     """Answer grammars until the other end closes."""
-    compiler = _compiler(vocabulary)
+    compiler = GrammarCompiler(vocabulary, max_cache_bytes=0)
     compiler.prepare()
+    give_back()
+    os.nice(NICENESS)  # the tables are a client's wait, and the same work each time
     if sys.platform == "linux":
         _limit_memory()
     _say(channel, {})
@@ -64,10 +70,10 @@ def _say(channel: socket.socket, answer: dict[str, str]) -> None:
     send(channel, json.dumps(answer).encode())
 
 
-def _compiler(given: dict[str, Any]) -> GrammarCompiler:
-    tokens = tuple(base64.b64decode(token) for token in given["tokens"])
-    vocabulary = Vocabulary(tokens, tuple(given["special_ids"]), tuple(given["eos_token_ids"]))
-    return GrammarCompiler(vocabulary, max_cache_bytes=0)
+def _vocabulary(ids: dict[str, list[int]], lengths: bytes, text: bytes) -> Vocabulary:
+    ends = list(accumulate(array("I", lengths), initial=0))
+    tokens = tuple(text[start:end] for start, end in pairwise(ends))
+    return Vocabulary(tokens, tuple(ids["special_ids"]), tuple(ids["eos_token_ids"]))
 
 
 def _limit_memory() -> None:

@@ -28,6 +28,7 @@ from server.config import ConfigError, Settings
 from server.core_client import CoreClient
 from server.early_core import EarlyCore, Spawn, spawn_core
 from server.grammar_checks import GrammarChecks
+from server.heap import give_back
 from server.http_limits import LimitedProtocol
 from server.logs import configure_logging
 from server.process_watch import raise_descriptor_limit
@@ -200,11 +201,11 @@ class ServerLife:
     def _on_ready(self, progress: LoadProgress, info: CoreInfo) -> None:
         # What is loaded stays: a collector that walks it holds up every stream.
         gc.freeze()
+        give_back()
         url = url_of(self._config.host, self._listener.getsockname()[1])
         with contextlib.suppress(OSError):  # a full disk must not end what could serve
             progress.close()
             print_banner(banner_console(), info, self._config, url)
-        self._grammars.start()
         # The next core, if this one dies, is a matter for the log.
         self._client.on_loading = lambda _loading: None
         self._client.on_ready = lambda _info: log.warning("the engine is ready again")

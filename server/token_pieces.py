@@ -8,10 +8,11 @@ both. Nothing here knows how text becomes ids.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 
 SPACE_MARK = "\u2581"
+_SPACE_BYTES = SPACE_MARK.encode()
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
@@ -35,11 +36,12 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class TokenPieces:
-    """Token id -> bytes, worked out on first use so that loading a large vocabulary stays quick.
+    """Token id -> bytes.
 
-    `tokens[id]` is the vocabulary's spelling, None for an id without a token. `literal_ids` are
-    added tokens, written as they stand; `special_ids` are those that mark structure, not text.
-    Safe to share between threads: a race computes the same value twice.
+    `tokens[id]` is the vocabulary's spelling, None for an id without a token: not kept, the bytes
+    say as much in half the memory. `literal_ids` are added tokens, written as they stand;
+    `special_ids` are those that mark structure, not text. Safe to share between threads: a race
+    computes the same text twice.
     """
 
     def __init__(
@@ -51,24 +53,19 @@ class TokenPieces:
         special_ids: Set[int] = frozenset(),
     ) -> None:
         self.special_ids = frozenset(special_ids)
-        self._tokens = tuple(tokens)
-        self._spelling = spelling
-        self._literal_ids = frozenset(literal_ids)
-        self._alphabet: Mapping[str, int] = byte_alphabet()
-        self._bytes: list[bytes | None] = [None] * len(self._tokens)
+        spell = _speller(spelling)
+        self.all_bytes = tuple(
+            _literal(token) if index in literal_ids else spell(token)
+            for index, token in enumerate(tokens)
+        )
         self._texts: dict[int, str] = {}
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self.all_bytes)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token; empty for an id that no token has (padding rows of a model)."""
-        if not 0 <= token_id < len(self._tokens):
-            return b""
-        known = self._bytes[token_id]
-        if known is None:
-            known = self._bytes[token_id] = self._spell(token_id)
-        return known
+        return self.all_bytes[token_id] if 0 <= token_id < len(self.all_bytes) else b""
 
     def whole_text(self, token_id: int) -> str | None:
         """The text of a token that is made of whole characters; None for others."""
@@ -78,28 +75,36 @@ class TokenPieces:
                 text = self.token_bytes(token_id).decode()
             except UnicodeDecodeError:
                 return None
-            if 0 <= token_id < len(self._tokens):
+            if 0 <= token_id < len(self.all_bytes):
                 self._texts[token_id] = text
         return text
 
     def longest(self) -> int:
-        """Upper bound of the bytes of any token, at least 1."""
-        spelled = (token for token in self._tokens if token is not None)
-        if self._spelling is Spelling.BYTE_LEVEL:
-            return max((len(token) for token in spelled), default=1) or 1
-        return max((len(token.replace(SPACE_MARK, " ").encode()) for token in spelled), default=1)
+        """Bytes of the longest token, at least 1."""
+        return max(map(len, self.all_bytes), default=1) or 1
 
-    def _spell(self, token_id: int) -> bytes:
-        token = self._tokens[token_id]
-        if token is None:
-            return b""
-        if token_id in self._literal_ids:
-            return token.encode()
-        if self._spelling is Spelling.BYTE_LEVEL:
-            try:
-                return bytes([self._alphabet[character] for character in token])
-            except KeyError:
-                return token.encode()
-        if match := _BYTE_TOKEN.match(token):
-            return bytes([int(match[1], 16)])
-        return token.replace(SPACE_MARK, " ").encode()
+
+def _literal(token: str | None) -> bytes:
+    return b"" if token is None else token.encode()
+
+
+def _speller(spelling: Spelling) -> Callable[[str | None], bytes]:
+    return _byte_level(byte_alphabet()) if spelling is Spelling.BYTE_LEVEL else _sentencepiece
+
+
+def _byte_level(alphabet: Mapping[str, int]) -> Callable[[str | None], bytes]:
+    to_latin = str.maketrans({character: chr(byte) for character, byte in alphabet.items()})
+    known = frozenset(alphabet)
+
+    def spell(token: str | None) -> bytes:
+        if token is None or not known.issuperset(token):
+            return _literal(token)
+        return token.translate(to_latin).encode("latin-1")
+
+    return spell
+
+
+def _sentencepiece(token: str | None) -> bytes:
+    if token is not None and (match := _BYTE_TOKEN.match(token)):
+        return bytes([int(match[1], 16)])
+    return _literal(token).replace(_SPACE_BYTES, b" ")

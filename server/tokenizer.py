@@ -87,8 +87,8 @@ class Tokenizer:
         return self._pieces.token_bytes(token_id)
 
     def all_token_bytes(self) -> tuple[bytes, ...]:
-        """`token_bytes` of every id; worked out once, which takes a moment."""
-        return tuple(self._pieces.token_bytes(index) for index in range(self.vocab_size))
+        """`token_bytes` of every id, the one tuple that all share."""
+        return self._pieces.all_bytes
 
     @property
     def special_ids(self) -> frozenset[int]:

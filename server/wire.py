@@ -7,7 +7,6 @@ so there is no negotiation: a message that does not decode is a bug and ends the
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,7 +18,7 @@ from scheduler.types import Finished, KVCapacity, KVMap, Request, StepStats, Sub
 from server.config import EngineConfig
 
 MAX_MESSAGE_BYTES = 256 << 20
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
 
 
 class WireError(ValueError):
@@ -175,7 +174,7 @@ def encode(message: ToCore | FromCore) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a message of {len(body)} bytes exceeds {MAX_MESSAGE_BYTES}")
-    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 def decode_to_core(body: bytes | bytearray | memoryview) -> ToCore:
@@ -194,7 +193,8 @@ def decode_from_core(body: bytes | bytearray | memoryview) -> FromCore:
         raise WireError(f"not a message from the core: {error}") from error
 
 
-def _length(header: bytes | bytearray | memoryview) -> int:
+def body_length(header: bytes | bytearray | memoryview) -> int:
+    """What the first LENGTH_BYTES of a frame say. Raises WireError."""
     length = int.from_bytes(header, "big")
     if length > MAX_MESSAGE_BYTES:
         raise WireError(f"a message announces {length} bytes, the maximum is {MAX_MESSAGE_BYTES}")
@@ -211,21 +211,12 @@ class FrameBuffer:
         self._bytes += data
         bodies: list[bytes] = []
         start = 0
-        while len(self._bytes) - start >= _LENGTH_BYTES:
-            body_at = start + _LENGTH_BYTES
-            end = body_at + _length(self._bytes[start:body_at])
+        while len(self._bytes) - start >= LENGTH_BYTES:
+            body_at = start + LENGTH_BYTES
+            end = body_at + body_length(self._bytes[start:body_at])
             if end > len(self._bytes):
                 break
             bodies.append(bytes(self._bytes[body_at:end]))
             start = end
         del self._bytes[:start]
         return bodies
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next body, or None where the connection ended, be it inside a frame."""
-    try:
-        header = await reader.readexactly(_LENGTH_BYTES)
-        return await reader.readexactly(_length(header))
-    except (asyncio.IncompleteReadError, OSError):
-        return None

@@ -35,6 +35,7 @@ ENGINE_WITHOUT_TORCH = {
     "engine.kv_memory",
     "engine.model_config",
     "engine.simulated",
+    "engine.vocabulary",
 }
 
 
@@ -114,8 +115,9 @@ def test_only_metrics_imports_prometheus() -> None:
     ("statement", "absent"),
     [
         ("import scheduler.loop, engine.simulated", ["torch", "fastapi", "numpy"]),
-        ("import server.app", ["torch"]),
+        ("import server.serve", ["torch", "numpy", "llguidance"]),
         ("import server.__main__", ["torch"]),
+        ("import server.core_process", ["asyncio", "ssl", "pydantic"]),
         ("import planner.__main__", ["torch", "fastapi"]),
         ("import bench.__main__", ["torch", "fastapi", "server", "scheduler", "engine"]),
     ],

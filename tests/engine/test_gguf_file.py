@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from array import array
 from pathlib import Path
 
 import gguf
@@ -79,7 +80,7 @@ def test_reads_every_kind_of_value_and_tensor(tmp_path: Path) -> None:
     path.write_bytes(build(pairs=pairs, entries=(entry("a", [4, 2]), TWO[1]), data=data))
     file = open_gguf(path)
     metadata = {
-        key: value.tolist() if isinstance(value, np.ndarray) else value
+        key: value.tolist() if isinstance(value, array) else value
         for key, value in file.metadata.items()
     }
     assert metadata == {

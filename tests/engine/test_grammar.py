@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import NOTHING_LEFT
-from engine.grammar import GrammarCompiler, GrammarError, Vocabulary
+from engine.errors import NOTHING_LEFT, GrammarError
+from engine.grammar import GrammarCompiler
 from engine.grammar_rows import GrammarRows
 from engine.loading import LoadedModel, load_weights, open_model
 from engine.torch_engine import TorchEngine
+from engine.vocabulary import Vocabulary
 from scheduler.types import Admission, FinishReason, KVCapacity, Request, SamplingParams
 from tests.engine.test_torch_engine import GREEDY, random_prompt, serve
 from tests.support.models import VOCAB_SIZE, save_tiny_model

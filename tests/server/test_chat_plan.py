@@ -15,7 +15,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from engine.grammar import GrammarCompiler, GrammarError, GrammarState, Vocabulary
+from engine.errors import GrammarError
+from engine.grammar import GrammarCompiler, GrammarState
+from engine.vocabulary import Vocabulary
 from server.chat import _tools
 from server.chat_plan import ChatPlan, plan_chat
 from server.logprobs import TokenNames

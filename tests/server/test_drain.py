@@ -248,13 +248,17 @@ def test_a_flood_of_headers_is_refused_and_others_are_served() -> None:
         assert long_path.json()["error"]["code"] == "headers_too_large"
 
 
-def test_the_child_for_grammars_is_there_before_the_first_grammar_and_ends_with_us() -> None:
+def test_the_child_for_grammars_starts_with_the_first_grammar_and_ends_with_us() -> None:
     def checkers(process: subprocess.Popen[str]) -> list[int]:
         children = psutil.Process(process.pid).children()
         return [child.pid for child in children if "grammar_worker" in " ".join(child.cmdline())]
 
-    with running_server("ready") as (process, _client):
-        poll(lambda: len(checkers(process)) == 1)
+    with running_server("ready") as (process, client):
+        assert not checkers(process)
+        refused = client.post(
+            "/v1/completions", json={"prompt": "hi", "structured_outputs": {"regex": "^$"}}
+        )
+        assert refused.status_code == 400
         (checker,) = checkers(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

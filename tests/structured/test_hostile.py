@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.grammar import GrammarCompiler, GrammarError, GrammarState
+from engine.errors import GrammarError
+from engine.grammar import GrammarCompiler, GrammarState
 from server.errors import InvalidRequest
 from server.grammar_process import GrammarProcess
 from server.grammar_text import Grammar, Part, ebnf_part, json_part

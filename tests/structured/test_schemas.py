@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from jsonschema.validators import validator_for
 
-from engine.grammar import GrammarCompiler, GrammarError, Vocabulary
+from engine.errors import GrammarError
+from engine.grammar import GrammarCompiler
+from engine.vocabulary import Vocabulary
 from server.grammar_text import Grammar, json_part
 from server.schema_check import SchemaError, checked
 from tests.structured.corpus import ACCEPTED, REFUSED

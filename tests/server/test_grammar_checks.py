@@ -1,0 +1,99 @@
+"""The child that tries out grammars: there while there is work, gone otherwise, never missed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+import server.grammar_process
+from server.errors import InvalidRequest, Unavailable
+from server.grammar_checks import GrammarChecks
+from server.grammar_text import Grammar, json_part
+from tests.support.http_server import in_loop
+from tests.support.tokenizers import byte_tokenizer
+
+TOO_MANY = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(900)}}
+
+
+def checkers() -> list[int]:
+    """The living children of this process that try out grammars."""
+    return [
+        child.pid
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE and "grammar_worker" in " ".join(child.cmdline())
+    ]
+
+
+async def check(checks: GrammarChecks, schema: object) -> None:
+    grammar = Grammar("start: @answer", {"answer": json_part(schema)}, {})
+    await checks.check(grammar, grammar.spec())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(6_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to that in a minute")
+
+
+@in_loop
+async def test_child_starts_with_the_first_grammar_and_stays_for_the_next() -> None:
+    before = checkers()
+    checks = GrammarChecks(byte_tokenizer())
+    assert checkers() == before
+    await check(checks, {"type": "integer"})
+    (child,) = set(checkers()) - set(before)
+    await check(checks, {"type": "null"})
+    with pytest.raises(InvalidRequest, match="items"):
+        await check(checks, TOO_MANY)
+    assert child in checkers()
+    checks.close()
+    assert child not in checkers()
+
+
+@in_loop
+async def test_child_without_work_ends_and_the_next_grammar_has_another() -> None:
+    before = set(checkers())
+    checks = GrammarChecks(byte_tokenizer(), max_idle_seconds=0.01)
+    for schema in ({"type": "integer"}, {"type": "null"}):
+        await check(checks, schema)
+        await until(lambda: set(checkers()) <= before)
+    with pytest.raises(InvalidRequest, match="items"):
+        await check(checks, TOO_MANY)
+    checks.close()
+
+
+@in_loop
+async def test_killed_child_is_replaced_and_the_next_grammar_is_judged() -> None:
+    before = set(checkers())
+    checks = GrammarChecks(byte_tokenizer())
+    await check(checks, {"type": "integer"})
+    (child,) = set(checkers()) - before
+    os.kill(child, signal.SIGKILL)
+    await until(lambda: child not in checkers())
+    with pytest.raises(InvalidRequest, match="items"):
+        await check(checks, TOO_MANY)
+    await check(checks, {"type": "null"})
+    checks.close()
+    assert set(checkers()) <= before
+
+
+@in_loop
+async def test_where_no_child_can_be_had_the_grammar_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The constraint is neither dropped nor refused for good."""
+    checks = GrammarChecks(byte_tokenizer())
+    with monkeypatch.context() as patched:
+        patched.setattr(server.grammar_process, "_WORKER", "raise SystemExit(3)")
+        with pytest.raises(Unavailable) as caught:
+            await check(checks, {"type": "integer"})
+    assert caught.value.status == 503
+    await check(checks, {"type": "integer"})
+    checks.close()
