@@ -166,7 +166,8 @@ def _grammar(
     must_call = choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
     is_strict = any(tool.is_strict for tool in tools.callable)
     root = None
-    if form is not None and (must_call or answer is not None or is_strict):
+    is_bound = must_call or answer is not None or is_strict or not tools.is_parallel
+    if form is not None and is_bound:
         calls = call_rules(tools, form, marker=marker, schema_part=schema_part)
         rules.append(calls.rules)
         parts |= calls.parts

@@ -46,6 +46,7 @@ from server.recorder import Recorder
 from server.requests import RequestOrigin, TokenLimits
 from server.schemas import AnswerCacheWish, GenerationFields, Parsed, StreamOptions
 from server.sse import OPENAI_FRAMING, EventStream, Framing, run_until_disconnect
+from server.structured import constraint_field
 from server.timings import RequestClock
 from server.tokenizer import Tokenizer
 
@@ -367,7 +368,11 @@ class OneAnswer(Generic[FieldsT]):
         )
         # The groups of one answer share their grammar.
         if groups[0].grammar is not None:
-            await services.grammars.check(groups[0].grammar, groups[0].requests[0].grammar)
+            try:
+                await services.grammars.check(groups[0].grammar, groups[0].requests[0].grammar)
+            except InvalidRequest as error:
+                error.param = error.param or constraint_field(self._fields)
+                raise
         self._clock.tokenized = services.now()
         self._groups = groups
         services.begin_timeline(self._context, answer_id, self._clock, groups)

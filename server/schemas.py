@@ -165,6 +165,9 @@ class Message(Strict):
     # Dropping these would drop what was said.
     function_call: None = None
     audio: None = None
+    # Elsewhere a wish that the answer goes on from this message: continue_final_message here.
+    prefix: Literal[False] | None = None
+    partial: Literal[False] | None = None
 
 
 class ChatRequest(GenerationFields):

@@ -7,7 +7,7 @@ Knows no compiler: what passes here may still be refused by it (grammar_checks.p
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from server.errors import InvalidRequest
@@ -21,6 +21,7 @@ from server.grammar_text import (
     regex_part,
 )
 from server.schema_check import SchemaError, checked
+from server.schemas import GenerationFields
 
 MAX_REGEX_CHARS = 4_096
 MAX_GRAMMAR_CHARS = 64 << 10
@@ -29,6 +30,13 @@ MAX_CHOICE_CHARS = 4_096
 MAX_WHITESPACE_CHARS = 64
 
 ANY_OBJECT = {"type": "object"}
+# What a response_format may hold, by its type.
+_NAMES: Mapping[str, Container[str]] = {
+    "text": ("type",),
+    "json_object": ("type", "schema"),
+    "json_schema": ("type", "json_schema"),
+}
+_WRAPPER_NAMES = ("name", "description", "schema", "strict")
 
 
 def answer_part(
@@ -46,6 +54,13 @@ def answer_part(
     return _of_structured_outputs(structured)
 
 
+def constraint_field(fields: GenerationFields) -> str | None:
+    """The one field that constrains the answer, if there is one."""
+    names = ("response_format", "structured_outputs", "tools")
+    found = [name for name in names if getattr(fields, name, None)]
+    return found[0] if len(found) == 1 else None
+
+
 def schema_part(schema: Any, param: str, whitespace: str = WHITESPACE) -> Part:
     """A schema of the client at `param`. Raises InvalidRequest."""
     try:
@@ -58,10 +73,14 @@ def schema_part(schema: Any, param: str, whitespace: str = WHITESPACE) -> Part:
 
 def _of_response_format(given: Mapping[str, Any]) -> Part | None:
     param = "response_format"
+    given = {name: value for name, value in given.items() if value is not None}
+    _check_names(param, given, _NAMES.get(str(given.get("type")), given))
     match given.get("type"):
         case "text":
             return None
         case "json_object":
+            if "schema" in given:  # as llama.cpp and others take it
+                return schema_part(given["schema"], f"{param}.schema")
             return json_part(ANY_OBJECT)
         case "json_schema":
             wrapper = given.get("json_schema")
@@ -70,6 +89,7 @@ def _of_response_format(given: Mapping[str, Any]) -> Part | None:
                     "response_format json_schema needs json_schema: {name, schema}.",
                     param=f"{param}.json_schema",
                 )
+            _check_names(f"{param}.json_schema", wrapper, _WRAPPER_NAMES)
             # Not strict means that the schema is a wish; ours is kept either way.
             if not isinstance(wrapper.get("strict") or False, bool):
                 raise InvalidRequest(
@@ -79,6 +99,17 @@ def _of_response_format(given: Mapping[str, Any]) -> Part | None:
     raise InvalidRequest(
         "response_format.type must be text, json_object or json_schema.", param=f"{param}.type"
     )
+
+
+def _check_names(param: str, given: Mapping[str, Any], known: Container[str]) -> None:
+    """A constraint under another name must not be dropped."""
+    for name, value in given.items():
+        if name not in known and value is not None:
+            raise InvalidRequest(
+                "There is no such field here.",
+                param=f"{param}.{name[:60]}",
+                code="unsupported_parameter",
+            )
 
 
 def _of_structured_outputs(given: Mapping[str, Any]) -> Part:

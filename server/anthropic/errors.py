@@ -31,6 +31,7 @@ _TYPES = {
     500: "api_error",
     503: "overloaded_error",
 }
+_TOO_LONG = ("context_length_exceeded", "max_input_tokens_exceeded")
 OVERLOADED = 529  # this API's own for 503
 
 
@@ -49,6 +50,8 @@ def speaks_anthropic(scope: Scope) -> bool:
 def envelope(error: ApiError, request_id: str | None = None) -> Json:
     """The field at fault has no place of its own here, so the message names it."""
     message = error.message
+    if error.code in _TOO_LONG:
+        message = f"prompt is too long: {message}"  # by which agents know that they must compact
     if error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
     body: Json = {

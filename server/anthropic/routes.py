@@ -27,7 +27,10 @@ def add_anthropic(app: FastAPI, services: Services) -> None:
         check_model(fields.model, model.name)
         with client_names(NAMES):
             tokens = await services.workers.run(lambda: chat_tokens(fields, model))
-        return {"input_tokens": len(tokens)}
+        counted: Json = {"input_tokens": len(tokens)}
+        if fields.has_context_management:  # before its edits, of which none is made
+            counted["context_management"] = {"original_input_tokens": len(tokens)}
+        return counted
 
     counter = BodyRoute(services, lambda raw: parse_count(raw, services.model()), count)
     messages = Endpoint(

@@ -115,7 +115,15 @@ class _Upload:
 
 
 def _expiry(parts: dict[str, Part], now: int) -> int | None:
-    seconds = parts.get("expires_after[seconds]")
+    anchor, seconds = (parts.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+    if anchor is not None and anchor.content != b"created_at":
+        raise InvalidRequest("This is created_at.", param="expires_after[anchor]")
+    if seconds is None and anchor is not None:
+        raise InvalidRequest(
+            "This field is required.",
+            param="expires_after[seconds]",
+            code="missing_required_parameter",
+        )
     if seconds is None:
         return None
     if not seconds.content.isdigit() or not MIN_EXPIRY <= int(seconds.content[:9]) <= MAX_EXPIRY:

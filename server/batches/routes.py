@@ -5,6 +5,7 @@ Owns what a batch must be to be taken. Running it is the runner's.
 
 from __future__ import annotations
 
+import codecs
 import json
 import secrets
 import time
@@ -125,7 +126,8 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[tuple[str, str]], li
     lines: list[tuple[str, str]] = []
     errors: list[Json] = []
     known: set[str] = set()
-    for number, text in enumerate(content.splitlines(), 1):
+    # Some editors begin every file with a byte order mark.
+    for number, text in enumerate(content.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
         if not text.strip():
             continue
         try:

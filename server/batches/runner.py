@@ -21,7 +21,7 @@ from server.answers import Json
 from server.batches.database import Database, Line, Row, StorageFailed, Transaction
 from server.core_client import CoreClient, CoreState
 from server.errors import ApiError, envelope
-from server.inference import as_api_error
+from server.inference import IGNORED_HEADER, as_api_error
 from server.middleware import RequestContext
 
 log = logging.getLogger("paceline.batches")
@@ -130,7 +130,7 @@ class BatchRunner:
             request_id = uuid.uuid4().hex
             context = RequestContext(request_id, time.monotonic(), tenant)
             self._contexts[key] = context
-            status, body = await self._ask(facts["endpoint"], line, context)
+            status, answer = await self._ask(facts["endpoint"], line, context)
             if status in RETRIED:
                 await self._sleep(1.0)
                 return
@@ -138,8 +138,8 @@ class BatchRunner:
             if status >= 500 and self._attempts[key] < MAX_ATTEMPTS:
                 return
             del self._attempts[key]
-            answer = {"status_code": status, "request_id": request_id, "body": body}
-            result = _result(line.custom_id, answer, None)
+            response = {"status_code": status, "request_id": request_id, **answer}
+            result = _result(line.custom_id, response, None)
             await self._keep(line, result, is_error=status != 200)
         except Exception:
             log.exception("line %s of %s", line.number, line.batch_id)
@@ -159,8 +159,9 @@ class BatchRunner:
                 await asyncio.sleep(STORAGE_SECONDS)
 
     async def _ask(self, endpoint: str, line: Line, context: RequestContext) -> tuple[int, Json]:
-        """(status, body) of the endpoint's own answer."""
+        """The status of the endpoint's own answer; its body, and the fields without effect."""
         body = json.loads(line.body)
+        ignored = ["priority"] if body.get("priority") is not None else []
         body["priority"] = LOWEST_PRIORITY
         given = json.dumps(body).encode()
         scope: dict[str, Any] = {
@@ -185,9 +186,13 @@ class BatchRunner:
             await self._endpoints[endpoint](scope, receive, send)
         except Exception as error:
             told: ApiError = as_api_error(error, context.id)
-            return told.status, envelope(told)
+            return told.status, {"body": envelope(told)}
         data = b"".join(message.get("body", b"") for message in sent[1:])
-        return sent[0]["status"], json.loads(data)
+        answer: Json = {"body": json.loads(data)}
+        ignored += dict(sent[0]["headers"]).get(IGNORED_HEADER, b"").decode().split(", ")
+        if any(ignored):
+            answer["ignored_params"] = list(filter(None, ignored))
+        return sent[0]["status"], answer
 
     async def _end(self, tenant: str, facts: Row) -> None:
         """Files, status and counts in one transaction; lines without a result get an error."""

@@ -129,7 +129,8 @@ def messages_of(items: Sequence[Json], *, num_earlier: int = 0) -> list[Json]:
                 call = _call(where, item)
                 _open_assistant(messages).setdefault("tool_calls", []).append(call)
             case "reasoning":
-                thought = _text_of(f"{where}.content", item.get("content") or [])
+                name = "content" if item.get("content") else "summary"
+                thought = _text_of(f"{where}.{name}", item.get(name) or [])
                 _open_assistant(messages, anew=True)["reasoning_content"] = thought
             case "function_call_output":
                 messages.append(

@@ -40,7 +40,8 @@ def call_rules(
     for tool in plan.callable:
         name = f"tool_{tool.index}"
         label = f"tool '{tool.name}'"
-        parts[name] = schema_part(_schema(tool, plan.choice), f"tools[{tool.index}]")
+        place = f"tools[{tool.index}].function.parameters"
+        parts[name] = schema_part(_schema(tool, plan.choice), place)
         labels[name] = label
         if form.separator:
             bodies.append(f"{literal(tool.name)} {marker(form.separator)} @{name}")

@@ -75,7 +75,8 @@ async def test_a_request_of_an_agent_is_answered_and_its_hints_are_told() -> Non
         )
         assert ignored(counted) == ["metadata", "output_config.effort"]
         total = used["input_tokens"] + used["cache_read_input_tokens"]
-        assert counted.json() == {"input_tokens": total}
+        edits = {"original_input_tokens": total}
+        assert counted.json() == {"input_tokens": total, "context_management": edits}
     assert "You are an agent." in shown(engine)
     assert "billing" not in shown(engine)
 
@@ -254,6 +255,16 @@ async def test_silence_brings_events_of_this_api() -> None:
     assert events[0] == ("ping", {"type": "ping"})
     message = accumulated(events)
     assert message["content"] == [{"type": "text", "text": "Hi"}]
+
+
+@in_loop
+async def test_a_prompt_that_is_too_long_is_called_so_in_words_that_agents_know() -> None:
+    """They compact the conversation by it."""
+    async with house(TextEngine(SCRIPTS), ServerConfig(max_input_tokens=30)) as server:
+        for text in ("x" * 40, "x" * 9999):
+            answer = await ask(server, text)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"].startswith("prompt is too long: ")
 
 
 @in_loop

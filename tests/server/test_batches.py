@@ -254,6 +254,46 @@ async def test_without_a_folder_there_are_no_files_and_no_batches() -> None:
             assert (await server.client.get(path)).status_code == 404
 
 
+def test_a_file_may_begin_with_a_mark_and_what_had_no_effect_is_told(tmp_path: Path) -> None:
+    """Editors write a byte order mark; a line has no headers to tell by, and no priority."""
+
+    async def check() -> None:
+        engine = TextEngine({"hi": "Hello"})
+        async with house(engine, ServerConfig(data_dir=str(tmp_path)), live=True) as server:
+            plain = line("a", prompt="hi")
+            more = line("b", prompt="hi", user="u", unknown=1, priority=-5)
+            batch = await ended(server, (await start(server, "\ufeff" + plain, more))["id"])
+            assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+            told = (await server.client.get(f"/v1/files/{batch['output_file_id']}/content")).text
+            first, second = (json.loads(row)["response"] for row in told.splitlines())
+            assert "ignored_params" not in first
+            assert second["ignored_params"] == ["priority", "user", "unknown"]
+
+    run(check)
+
+
+def test_a_file_ends_some_time_after_it_was_made_and_after_nothing_else(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with house(config=ServerConfig(data_dir=str(tmp_path))) as server:
+            for fields, param in (
+                ({"anchor": "created_at", "seconds": "3600"}, None),
+                ({"seconds": "3600"}, None),
+                ({"anchor": "last_used", "seconds": "3600"}, "expires_after[anchor]"),
+                ({"anchor": "created_at"}, "expires_after[seconds]"),
+                ({"anchor": "created_at", "seconds": "5"}, "expires_after[seconds]"),
+            ):
+                sent = form(line("a", prompt="hi"))
+                sent["data"] |= {f"expires_after[{name}]": text for name, text in fields.items()}
+                answer = await server.client.post("/v1/files", **sent)
+                if param is None:
+                    made = answer.json()
+                    assert made["expires_at"] == made["created_at"] + 3600
+                else:
+                    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+    run(check)
+
+
 def part(head: str, content: bytes) -> bytes:
     return (
         b"--B\r\nContent-Disposition: form-data; " + head.encode() + b"\r\n\r\n" + content + b"\r\n"

@@ -164,6 +164,23 @@ def test_auto_with_strict_tools_leaves_prose_free_and_binds_calls(form: str) -> 
 
 
 @pytest.mark.parametrize("form", FORMATS)
+def test_one_call_at_a_time_holds_where_the_model_is_free_to_call(form: str) -> None:
+    """Prose and one call may come, a second call may not; without the wish nothing is bound."""
+    one = plan(CHATML, form=form, tools=tools(), parallel_tool_calls=False)
+    assert plan(CHATML, form=form, tools=tools()).grammar is None
+    assert plan(CHATML, form=form, tools=tools(), parallel_tool_calls=True).grammar is None
+    state = begin(one)
+    assert says(state, "Well, 2 < 3. No {call} [here].")
+    assert may_end(state)
+    many = plan(CHATML, form=form, tools=tools(), tool_choice="required")
+    texts = [walk(begin(many), seed) for seed in range(40)]
+    counts = {text: len(read(many, text).calls or ()) for text in texts}
+    assert {1, 2} <= set(counts.values()), "the walks must show what is told apart"
+    for text, count in counts.items():
+        assert says(begin(one), text) == (count == 1), text
+
+
+@pytest.mark.parametrize("form", FORMATS)
 def test_schema_beside_tools_allows_the_answer_or_calls_and_nothing_else(form: str) -> None:
     made = plan(CHATML, form=form, tools=tools(), response_format=ANSWER)
     state = begin(made)

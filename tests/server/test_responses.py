@@ -11,6 +11,7 @@ from server.config import ServerConfig
 from server.responses.store import MemoryResponses, StoredResponse
 from tests.server.test_anthropic import CALL, FailingEngine, named_events
 from tests.support.http_server import MODEL, House, TextEngine, eventually, house, in_loop
+from tests.support.tokenizers import byte_tokenizer
 
 RESPONSES = "/v1/responses"
 SCRIPTS = {
@@ -302,6 +303,30 @@ async def test_errors_name_the_field_that_was_sent() -> None:
             if param != "max_output_tokens":
                 counted = await server.client.post(RESPONSES + "/input_tokens", json=body)
                 assert counted.json()["error"]["param"] == param, counted.text
+
+
+@in_loop
+async def test_thoughts_that_come_back_as_a_summary_are_thoughts() -> None:
+    """Of other servers there is nothing else; where both are there, the thoughts count."""
+    shows = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
+    )
+    engine = TextEngine(SCRIPTS)
+    summary = [{"type": "summary_text", "text": "in short"}]
+    content = [{"type": "reasoning_text", "text": "at length"}]
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "summary": summary, "content": None},
+        {"role": "assistant", "content": "b"},
+        {"type": "reasoning", "summary": summary, "content": content},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "greet"},
+    ]
+    async with house(engine, tokenizer=byte_tokenizer(shows)) as server:
+        assert (await ask(server, items)).status_code == 200
+    (prompt,) = engine.prompts.values()
+    shown = bytes(token for token in prompt if token < 256).decode()
+    assert "[assistant]in shortb[assistant]at lengthc" in shown
 
 
 @in_loop

@@ -37,6 +37,9 @@ def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
 GOOD: dict[str, dict[str, Any]] = {
     "json_object": {"response_format": {"type": "json_object"}},
     "json_schema": {"response_format": schema_format(OBJECT, strict=True)},
+    "null besides": {"response_format": {"type": "json_object", "json_schema": None}},
+    "description": {"response_format": schema_format(OBJECT, description="d")},
+    "schema of json_object": {"response_format": {"type": "json_object", "schema": OBJECT}},
     "any json": {"response_format": schema_format({})},
     "schema true": {"structured_outputs": {"json": True}},
     "json": {"structured_outputs": {"json": OBJECT}},
@@ -113,6 +116,15 @@ BAD: dict[str, dict[str, Any]] = {
     "format of unknown type": {"response_format": {"type": "x"}},
     "format without schema": {"response_format": {"type": "json_schema"}},
     "format with null schema": {"response_format": schema_format(None)},
+    "schema beside json_schema": {"response_format": {**schema_format({}), "schema": OBJECT}},
+    "schema of text": {"response_format": {"type": "text", "schema": OBJECT}},
+    "json_schema of json_object": {
+        "response_format": {**schema_format(OBJECT), "type": "json_object"}
+    },
+    "bad schema of json_object": {
+        "response_format": {"type": "json_object", "schema": {"type": "x"}}
+    },
+    "unknown beside schema": {"response_format": schema_format({}, regex="a")},
     "schema of unknown type": {"response_format": schema_format({"type": "not-a-type"})},
     "schema text": {"response_format": schema_format("text")},
     "schema list": {"response_format": schema_format([])},
@@ -157,6 +169,7 @@ async def test_a_constraint_that_no_text_satisfies_is_told_so(fields: dict[str, 
         answer = await server.chat("hi", **fields)
     assert answer.status_code == 400
     assert "no text can satisfy it" in answer.json()["error"]["message"]
+    assert [answer.json()["error"]["param"]] == list(fields)
 
 
 @in_loop

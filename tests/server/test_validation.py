@@ -413,6 +413,8 @@ async def test_bad_messages_are_refused_by_index() -> None:
             {"role": "user", "content": ["x"]},
             {"content": "x"},
             {"role": "assistant", "content": "x", "function_call": {"name": "f"}},
+            {"role": "assistant", "content": "x", "prefix": True},
+            {"role": "assistant", "content": "x", "partial": True},
             {"role": "assistant", "audio": {"id": "a"}},
             None,
         ):
