@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from scheduler.types import StepStats
 from server.admin import AdminRoutes
 from server.answer_cache import AnswerCache, MemoryAnswers
+from server.anthropic.errors import REQUEST_ID as ANTHROPIC_REQUEST_ID
 from server.anthropic.routes import add_anthropic
 from server.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from server.batches.service import BatchService
@@ -38,7 +39,14 @@ from server.embeddings import embeddings_route
 from server.error_answers import error_answer
 from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound
 from server.grammar_checks import GrammarChecks
-from server.inference import Endpoint, InferenceApp, Services, Workers
+from server.inference import (
+    ANSWER_CACHE_HEADER,
+    IGNORED_HEADER,
+    Endpoint,
+    InferenceApp,
+    Services,
+    Workers,
+)
 from server.keys import tenants
 from server.logprobs import TokenNames
 from server.metrics import CoreFacts, Metrics, SloLimits
@@ -59,6 +67,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("paceline.http")
 
 BODY_TIMEOUT_SECONDS = 60.0
+
+# Of our headers, what a script in a browser may read.
+_EXPOSED = [REQUEST_ID.decode(), ANTHROPIC_REQUEST_ID.decode(), "retry-after", "retry-after-ms"]
+_EXPOSED += [IGNORED_HEADER.decode(), ANSWER_CACHE_HEADER.decode()]
 
 CHAT = Endpoint(parse_chat, "chatcmpl-", prepare_chat, ChatFormat)
 COMPLETIONS = Endpoint(parse_completion, "cmpl-", prepare_completion, CompletionFormat)
@@ -219,7 +231,7 @@ def _wrap(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
             allow_origins=list(config.cors_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID.decode(), "retry-after"],
+            expose_headers=_EXPOSED,
         )
 
 

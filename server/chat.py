@@ -12,6 +12,7 @@ from typing import Any, cast
 from server.chat_plan import plan_chat, template_variables, tool_format
 from server.chat_template import ChatTemplate, TemplateError
 from server.errors import InvalidRequest
+from server.field_names import client_names
 from server.generation import PromptGroup
 from server.prepare import (
     LogprobsWish,
@@ -51,19 +52,24 @@ def prepare_chat(
         raise InvalidRequest("The messages make an empty prompt.", param="messages")
     prompt = truncate_prompt(prompt, fields, model, wanted=wanted)
     plan = plan_chat(fields, tools, model, text.text)
-    group = make_group(
-        fields,
-        prompt,
-        model,
-        origin,
-        wanted_tokens=wanted,
-        logprobs=LogprobsWish(
-            fields.top_logprobs if fields.logprobs else None, fields.prompt_logprobs
-        ),
-        grammar=plan.grammar,
-        reading=plan.reading,
-        shows_special=plan.shows_special,
+    # Either of its two names may be the one that was sent.
+    newer = (
+        () if fields.max_completion_tokens is None else (("max_tokens", "max_completion_tokens"),)
     )
+    with client_names(newer):
+        group = make_group(
+            fields,
+            prompt,
+            model,
+            origin,
+            wanted_tokens=wanted,
+            logprobs=LogprobsWish(
+                fields.top_logprobs if fields.logprobs else None, fields.prompt_logprobs
+            ),
+            grammar=plan.grammar,
+            reading=plan.reading,
+            shows_special=plan.shows_special,
+        )
     return [group]
 
 

@@ -61,6 +61,6 @@ def _path(location: Sequence[str | int]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif "[" not in part and part not in ("str", "constrained-str"):
+        elif "[" not in part and part != "str" and not part.startswith("constrained-"):
             path += f".{part}" if path else part
     return path

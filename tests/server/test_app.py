@@ -244,6 +244,9 @@ async def test_cors_preflight_needs_no_key() -> None:
         other = await server.client.options(CHAT, headers={**headers, "origin": "http://evil"})
         assert other.status_code == 400
         assert "access-control-allow-origin" not in other.headers
+        readable = answer.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "request-id", "retry-after"} < set(readable)
+        assert {"x-paceline-ignored-params", "x-paceline-answer-cache"} < set(readable)
 
 
 @in_loop

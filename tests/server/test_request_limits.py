@@ -61,6 +61,9 @@ async def test_each_limit_has_its_own_message() -> None:
         error = await refused(server, COMPLETIONS, json.dumps(body).encode(), param="max_tokens")
         assert error["code"] == "max_output_tokens_exceeded"
         assert "50" in error["message"]
+        for name in ("max_tokens", "max_completion_tokens"):  # the one that was sent
+            wish = json.dumps({"messages": USER, name: 51}).encode()
+            await refused(server, CHAT, wish, param=name)
         chat = await server.chat("x")  # no wish: up to the output limit
     assert chat.json()["usage"]["completion_tokens"] == 50
 

@@ -443,3 +443,25 @@ async def test_lone_surrogate_is_refused_wherever_it_stands() -> None:
         await refused(server, COMPLETIONS, rb'{"prompt":"\ud800"}')
         emoji = await server.client.post(COMPLETIONS, content=rb'{"prompt":"\ud83d\ude00"}')
     assert emoji.json()["usage"]["prompt_tokens"] == 4
+
+
+@in_loop
+async def test_a_field_is_called_what_it_is_called_in_the_body() -> None:
+    """B046: not by the names that a validator gives to the forms of a value."""
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias.5"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"5": "x"}}, "logit_bias.5"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["x" * 2000]}, "stop[0]"),
+        (COMPLETIONS, {"prompt": "a", "stop": 5}, "stop"),
+        (CHAT, {"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
+        (
+            CHAT,
+            {"messages": USER, "stream_options": {"include_usage": 1}},
+            "stream_options.include_usage",
+        ),
+    ]
+    async with house(greeter()) as server:
+        for path, body, param in cases:
+            error = await refused(server, path, json.dumps(body).encode())
+            assert error["param"] == param
+            assert "constrained" not in error["message"]
