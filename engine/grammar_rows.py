@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.arrays import Array, Ints, to_device, to_host
+from engine.arrays import Array, Ints, to_host
 from engine.errors import GrammarError
 from engine.grammar import GrammarCompiler, GrammarState, Words, num_words
 from scheduler.types import Admission
@@ -22,13 +21,13 @@ from scheduler.types import Admission
 if TYPE_CHECKING:
     import torch
 
-_ALL = np.uint32(0xFFFFFFFF)
-# [256, 8] float32, by byte of a mask: 0 for each bit that is set, lowest first, -inf for the rest.
-_BYTE_BIASES = np.where(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
-    np.float32(0),
-    np.float32(-np.inf),
-)
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """What may come next in some rows of a step; valid until the next step's."""
+
+    rows: Ints  # [masks] ascending
+    words: Words  # [masks, words], one bit for each logit of a row, or more
 
 
 @dataclass(slots=True)
@@ -68,9 +67,21 @@ class GrammarStep:
 class GrammarRows:
     """By slot; a sequence without a grammar costs nothing here."""
 
-    def __init__(self, compiler: GrammarCompiler | None, device: torch.device | None) -> None:
+    def __init__(
+        self,
+        compiler: GrammarCompiler | None,
+        device: torch.device | None,
+        *,
+        num_slots: int,
+        vocab_limit: int,
+    ) -> None:
+        """`vocab_limit`: how many logits a row has; ids behind the grammars' may never come."""
         self._compiler = compiler
         self._device = device
+        if compiler is not None:
+            self._num_words = num_words(compiler.vocab_size)  # of a grammar's mask
+            width = max(self._num_words, num_words(vocab_limit))
+            self._words = np.zeros((num_slots, width), dtype=np.uint32)
         self._states: dict[int, GrammarState] = {}
         self._last: GrammarStep | None = None
 
@@ -92,53 +103,43 @@ class GrammarRows:
         self._states[admission.slot] = state
         return ""
 
-    def mask(
-        self, logits: Array, slots: Ints, unwanted: dict[int, Ints]
-    ) -> tuple[dict[int, GrammarState], dict[int, str]]:
-        """Sets what may not come to -inf in logits [rows, vocab]; the states and faults by row.
+    def masks(
+        self, slots: Ints, unwanted: dict[int, Ints]
+    ) -> tuple[TokenMasks | None, dict[int, GrammarState], dict[int, str]]:
+        """The masks of a step, if it has any, and the states and faults by row.
 
-        `unwanted` ids of a row may not come either, unless the grammar leaves nothing else.
+        `unwanted` ids of a row may not come either, unless the grammar leaves nothing else. A row
+        with a fault has no mask: it ends, whatever it samples.
         """
         if self._last is not None:
             self._last.settle()
             self._last = None
         if not self._states:
-            return {}, {}
-        rows = [
-            (row, state)
+            return None, {}, {}
+        states = {
+            row: state
             for row, slot in enumerate(slots.tolist())
             # Ended: the scheduler drops the row.
             if (state := self._states.get(slot)) is not None and not state.ended
-        ]
-        if not rows:
-            return {}, {}
-        assert self._compiler is not None
-        vocab_size = self._compiler.vocab_size
-        # From the first to the last of these rows, so that it is one operation for all of them.
-        low, high = rows[0][0], rows[-1][0] + 1
-        words = np.full((high - low, num_words(vocab_size)), _ALL, dtype=np.uint32)
+        }
+        if not states:
+            return None, {}, {}
+        words = self._words[: len(states)]
         errors: dict[int, str] = {}
-        for row, state in rows:
-            allowed = words[row - low]
+        for (row, state), allowed in zip(states.items(), words[:, : self._num_words], strict=True):
             try:
                 state.write_allowed(allowed)
             except GrammarError as error:
                 errors[row] = str(error)
             else:
                 _leave_out(allowed, unwanted.get(row))
-                if not allowed.any():
-                    errors[row] = "the grammar leaves no token"
-            if row in errors:
-                allowed[:] = _ALL  # it ends with its error, whatever it samples
-        width = min(32 * words.shape[1], logits.shape[1])
-        biases = _biases(words)
-        if self._device is not None:
-            biases = to_device(biases, self._device)
-        logits[low:high, :width] += biases[:, :width]
-        if width < logits.shape[1]:
-            at = to_device(np.array([row for row, _ in rows]), self._device)  # a list would wait
-            logits[at, width:] = -np.inf
-        return dict(rows), errors
+        rows = np.fromiter(states, dtype=np.int64)
+        for row in rows[~words.any(axis=1)].tolist():
+            errors.setdefault(row, "the grammar leaves no token")
+        if errors:
+            masked = [row not in errors for row in states]
+            rows, words = rows[masked], words[masked]
+        return (TokenMasks(rows, words) if len(rows) else None), states, errors
 
     def watch(
         self, states: dict[int, GrammarState], errors: dict[int, str], token_ids: Array
@@ -155,15 +156,6 @@ class GrammarRows:
             arrived.record()
         self._last = GrammarStep(states, token_ids, arrived, errors)
         return self._last
-
-
-def _biases(words: Words) -> NDArray[np.float32]:
-    """[rows, words] -> [rows, 32 * words]: 0 for what may come, -inf for the rest.
-
-    By bytes, and to be added: filling by a mask takes several times as long.
-    """
-    biases = np.take(_BYTE_BIASES, words.view(np.uint8), axis=0, mode="clip")
-    return biases.reshape(len(words), -1)
 
 
 def _leave_out(words: Words, ids: Ints | None) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.arrays import Ints
+from engine.grammar_rows import TokenMasks
 from engine.kernels.cpu.library import Choice as Call
 from engine.kernels.cpu.library import check
 from engine.logprobs import Logprobs
@@ -52,9 +53,17 @@ class NativeChooser:
             scores[ids] -= of["frequency"] * counts[ids].astype(np.float32)
             scores[ids] -= of["presence"]
 
-    def choose(self, logits: Floats, columns: NDArray[np.void], indices: Ints) -> Choice:
+    def choose(
+        self,
+        logits: Floats,
+        columns: NDArray[np.void],
+        indices: Ints,
+        masks: TokenMasks | None = None,
+    ) -> Choice:
         num_logprobs = columns["num_logprobs"].tolist()
-        token_ids, peaks, logprobs = self._run(logits, columns, max(num_logprobs), indices=indices)
+        token_ids, peaks, logprobs = self._run(
+            logits, columns, max(num_logprobs), indices=indices, masks=masks
+        )
         if logprobs is not None and min(num_logprobs) < 0:
             rows = np.flatnonzero(columns["num_logprobs"] >= 0)
             logprobs = Logprobs(logprobs.chosen[rows], logprobs.top[rows], logprobs.top_ids[rows])
@@ -76,6 +85,7 @@ class NativeChooser:
         *,
         indices: Ints | None = None,
         given: Ints | None = None,
+        masks: TokenMasks | None = None,
     ) -> tuple[Ints, Floats, Logprobs | None]:
         num_rows, vocab = logits.shape
         stride, step = (size // 4 for size in logits.strides)
@@ -93,12 +103,20 @@ class NativeChooser:
             )
         if indices is not None:
             indices = np.ascontiguousarray(indices)
+        if masks is not None:
+            assert masks.words.flags.c_contiguous
+            mask_rows = np.full(num_rows, -1, dtype=np.int32)
+            mask_rows[masks.rows] = np.arange(len(masks.rows))
         self._kernel(
             Call(
                 logits=logits.ctypes.data,
                 stride=stride,
                 rows=num_rows,
                 vocab=vocab,
+                masks=None if masks is None else masks.words.ctypes.data,
+                mask_rows=None if masks is None else mask_rows.ctypes.data,
+                num_masks=0 if masks is None else len(masks.words),
+                mask_words=0 if masks is None else masks.words.shape[1],
                 parameters=columns.ctypes.data,
                 parameter_bytes=columns.strides[0],
                 indices=None if indices is None else indices.ctypes.data,

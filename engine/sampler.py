@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from engine.arrays import Array, Ints, to_device
 from engine.grammar import GrammarCompiler, GrammarState
-from engine.grammar_rows import GrammarRows, GrammarStep, unwanted_by_row
+from engine.grammar_rows import GrammarRows, GrammarStep, TokenMasks, unwanted_by_row
 from engine.logprobs import Logprobs
 from engine.random import signed64
 from engine.token_rules import TokenRules
@@ -96,10 +96,17 @@ class Chooser(Protocol):
         """
         ...
 
-    def choose(self, logits: Array, columns: NDArray[np.void], indices: Ints) -> Choice:
-        """From final logits to tokens and scores, with the parameters `columns` [rows].
+    def choose(
+        self,
+        logits: Array,
+        columns: NDArray[np.void],
+        indices: Ints,
+        masks: TokenMasks | None = None,
+    ) -> Choice:
+        """From logits and masks to tokens and scores, with the parameters `columns` [rows].
 
-        `indices` [rows]: how many tokens each sequence has generated before.
+        `indices` [rows]: how many tokens each sequence has generated before. A mask adds -inf to
+        what may not come, in place.
         """
         ...
 
@@ -130,7 +137,7 @@ class Sampler:
         self._edited: set[int] = set()  # slots with penalties, biases or bans
         self._bias: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
         self._stop_ids: dict[int, Ints] = {}
-        self._grammars = GrammarRows(grammars, device)
+        self._grammars = GrammarRows(grammars, device, num_slots=num_slots, vocab_limit=vocab_limit)
         self._token_rules = TokenRules(vocab_limit=vocab_limit, device=device)
 
     def fault(self, admission: Admission) -> str:
@@ -202,10 +209,11 @@ class Sampler:
         columns = self._table[slots]
         if self._vocab_limit < self._vocab_size:
             logits = logits[:, : self._vocab_limit]
-        states, faults = {}, {}
+        masks, states, faults = None, {}, {}
         if self._edited and not self._edited.isdisjoint(slots.tolist()):
-            states, faults = self._edit(logits, columns, slots, lengths, token_table)
-        choice = self._chooser.choose(logits, columns, lengths - columns["num_prompt_tokens"])
+            masks, states, faults = self._edit(logits, columns, slots, lengths, token_table)
+        indices = lengths - columns["num_prompt_tokens"]
+        choice = self._chooser.choose(logits, columns, indices, masks)
         grammar = self._grammars.watch(states, faults, choice.token_ids)
         if choice.logprobs is None:
             return Samples(choice.token_ids, choice.peaks, grammar=grammar)
@@ -226,8 +234,11 @@ class Sampler:
         slots: Ints,
         lengths: Ints,
         token_table: Array,
-    ) -> tuple[dict[int, GrammarState], dict[int, str]]:
-        """Everything that changes logits; the grammars of the rows and their faults, by row."""
+    ) -> tuple[TokenMasks | None, dict[int, GrammarState], dict[int, str]]:
+        """Everything that changes logits; the grammars' masks, and their states and faults by row.
+
+        The masks are still to be put on the logits.
+        """
         num_prompt = columns["num_prompt_tokens"]
         rows = np.flatnonzero(columns["penalised"])
         if len(rows):
@@ -244,9 +255,9 @@ class Sampler:
         unwanted = unwanted_by_row(
             lengths - num_prompt < columns["min_tokens"], slots, self._stop_ids
         )
-        states, faults = self._grammars.mask(logits, slots, unwanted)
+        masks, states, faults = self._grammars.masks(slots, unwanted)
         self._ban(logits, {row: ids for row, ids in unwanted.items() if row not in states})
-        return states, faults
+        return masks, states, faults
 
     def _add_bias(self, logits: Array, slots: Ints) -> None:
         found = [(row, *self._bias[slot]) for row, slot in enumerate(slots.tolist())]

@@ -1,7 +1,7 @@
 """The sampler's arithmetic in torch: penalties, the choice of tokens and their log-probabilities.
 
 Implements engine.sampler.Chooser for tensors on any device, and defines what other forms are held
-against. Must not know slots, grammars or models.
+against; masks are put on logits here. Must not know slots, grammars or models.
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ from torch import Tensor
 
 from engine.arrays import Ints, to_device
 from engine.draw import Filters, draw_from_all, draw_from_best, weights_of
+from engine.grammar_rows import TokenMasks
 from engine.logprobs import MAX_LOGITS, Logprobs
 from engine.random import uniform
 from engine.sampler import Choice
+
+# [256, 8] float32, by byte of a mask: 0 for each bit that is set, lowest first, -inf for the rest.
+_BYTE_BIASES = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
+    np.float32(0),
+    np.float32(-np.inf),
+)
 
 
 class SamplerKernels(Protocol):
@@ -123,7 +131,15 @@ class TorchSampling:
         counts.scatter_add_(1, tokens, counted.to(torch.float32))
         return counts[:, :num_ids]
 
-    def choose(self, logits: Tensor, columns: NDArray[np.void], indices: Ints) -> Choice:
+    def choose(
+        self,
+        logits: Tensor,
+        columns: NDArray[np.void],
+        indices: Ints,
+        masks: TokenMasks | None = None,
+    ) -> Choice:
+        if masks is not None:
+            self._mask(logits, masks)
         peaks, token_ids = logits.max(1)
         for part in _parts(np.flatnonzero(~columns["greedy"]), logits.shape[1]):
             if self._kernels is not None:
@@ -144,6 +160,15 @@ class TorchSampling:
             rows = self._upload(part)
             parts.append(Logprobs.of(logits[rows], token_ids[rows], num_top=num_top))
         return Choice(token_ids, peaks, Logprobs.joined(parts))
+
+    def _mask(self, logits: Tensor, masks: TokenMasks) -> None:
+        """One operation for all rows from the first to the last that has a mask."""
+        low, high = int(masks.rows[0]), int(masks.rows[-1]) + 1
+        words = masks.words
+        if len(words) < high - low:
+            words = np.full((high - low, words.shape[1]), 0xFFFFFFFF, dtype=np.uint32)
+            words[masks.rows - low] = masks.words
+        logits[low:high] += self._upload(_biases(words)[:, : logits.shape[1]])
 
     def _draw(
         self, logits: Tensor, peaks: Tensor, columns: NDArray[np.void], indices: Ints
@@ -172,6 +197,15 @@ class TorchSampling:
     def _upload(self, array: NDArray[np.generic]) -> Tensor:
         uploaded: Tensor = to_device(array, self._device)
         return uploaded
+
+
+def _biases(words: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """[rows, words] -> [rows, 32 * words]: 0 for what may come, -inf for the rest.
+
+    By bytes, and to be added: filling by a mask takes several times as long.
+    """
+    biases = np.take(_BYTE_BIASES, words.view(np.uint8), axis=0, mode="clip")
+    return biases.reshape(len(words), -1)
 
 
 def _parts(rows: Ints, vocab: int) -> list[Ints]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.errors import NOTHING_LEFT, GrammarError
-from engine.grammar import GrammarCompiler
+from engine.grammar import GrammarCompiler, num_words, unpack
 from engine.grammar_rows import GrammarRows
 from engine.loading import LoadedModel, load_weights, open_model
 from engine.torch_engine import TorchEngine
@@ -180,12 +180,16 @@ def test_bad_grammar_ends_its_own_request_only(model: LoadedModel) -> None:
     assert len(served.answers["good"].token_ids) == 9
 
 
+def grammar_rows(vocabulary: Vocabulary = VOCABULARY) -> GrammarRows:
+    return GrammarRows(GrammarCompiler(vocabulary), CPU, num_slots=4, vocab_limit=VOCAB_SIZE)
+
+
 def test_refused_token_is_an_error_of_its_row() -> None:
     """B073: a token from outside the grammar, sampled by force, is never passed over."""
-    rows = GrammarRows(GrammarCompiler(VOCABULARY), CPU)
+    rows = grammar_rows()
     admission = Admission(0, (5, 6), 2, HOT, (EOS,), OPEN_END)
     assert rows.admit(admission) == ""
-    states, errors = rows.mask(torch.zeros(1, VOCAB_SIZE), torch.tensor([0]).numpy(), {})
+    _, states, errors = rows.masks(np.array([0]), {})
     step = rows.watch(states, errors, torch.tensor([ord("q")]))
     assert step is not None
     step.settle()
@@ -193,7 +197,7 @@ def test_refused_token_is_an_error_of_its_row() -> None:
 
 
 def test_replayed_tokens_outside_the_grammar_are_a_fault() -> None:
-    rows = GrammarRows(GrammarCompiler(VOCABULARY), CPU)
+    rows = grammar_rows()
     fault = rows.admit(Admission(0, (5, 6, ord("q")), 2, HOT, (EOS,), OPEN_END))
     assert "outside the grammar" in fault
 
@@ -267,12 +271,49 @@ def test_two_sequences_of_one_grammar_do_not_share_their_progress() -> None:
 def test_ids_behind_the_grammars_vocabulary_are_masked_in_its_rows_alone() -> None:
     """A model may have more ids than its tokenizer has tokens."""
     small = Vocabulary(VOCABULARY.tokens[:120], special_ids=(0, 1, EOS), eos_token_ids=(EOS,))
-    rows = GrammarRows(GrammarCompiler(small), CPU)
+    rows = grammar_rows(small)
     admission = Admission(3, (5, 6), 2, GREEDY, (EOS,), grammar=LETTERS)
     assert rows.admit(admission) == ""
-    logits = torch.zeros((3, VOCAB_SIZE))
-    states, errors = rows.mask(logits, np.array([1, 3, 0]), {})
+    masks, states, errors = rows.masks(np.array([1, 3, 0]), {})
     assert set(states) == {1}
     assert errors == {}
-    assert torch.isfinite(logits[[0, 2]]).all()
-    assert torch.isfinite(logits[1]).nonzero()[:, 0].tolist() == [ord(c) for c in "abc"]
+    assert masks is not None
+    assert masks.rows.tolist() == [1]
+    allowed = unpack(masks.words, VOCAB_SIZE)
+    assert allowed[0].nonzero()[0].tolist() == [ord(c) for c in "abc"]
+
+
+def test_ids_that_are_unwanted_are_left_out_unless_nothing_else_is_left() -> None:
+    rows = grammar_rows()
+    grammars = [lark('start: "a" | "b"'), lark('start: "a" "b"'), LETTERS]
+    for slot, grammar in enumerate(grammars):
+        assert rows.admit(Admission(slot, (5, 6), 2, GREEDY, (), grammar)) == ""
+    beyond = 32 * num_words(VOCAB_SIZE)
+    ids = np.array([ord("a"), TWO, beyond])
+    masks, _, errors = rows.masks(np.array([0, 3, 1, 2]), {0: ids, 1: ids, 2: ids, 3: ids[:0]})
+    assert errors == {}
+    assert masks is not None
+    assert masks.rows.tolist() == [0, 2, 3]
+    allowed = [set(np.flatnonzero(mask).tolist()) for mask in unpack(masks.words, VOCAB_SIZE)]
+    assert allowed == [{ord("b")}, {TWO}, {*b"abc", TWO}]
+
+
+def test_row_with_a_fault_has_no_mask_and_the_others_keep_theirs() -> None:
+    """B073: a limit of work that was passed, or no token left, ends its own row."""
+    rows = grammar_rows()
+    thoughts = {"budget": 1, "opening": "", "closing": "no letter"}
+    nothing = json.dumps({**json.loads(OPEN_END), "thoughts": thoughts}).encode()
+    for slot, grammar in enumerate([OPEN_END, OPEN_END, nothing, lark('start: "a" /[xy]/')]):
+        assert rows.admit(Admission(slot, (5, 6, ord("a")), 2, GREEDY, (), grammar)) == ""
+    rows._states[1]._seconds_behind = 1.0
+    masks, states, errors = rows.masks(np.array([2, 0, 1, 3]), {})
+    assert list(states) == [0, 1, 2, 3]
+    assert errors == {
+        0: "the grammar leaves no token",
+        2: "it needs too much work for a token",
+    }
+    assert masks is not None
+    assert masks.rows.tolist() == [1, 3]
+    allowed = [set(np.flatnonzero(mask).tolist()) for mask in unpack(masks.words, VOCAB_SIZE)]
+    assert allowed == [{*b"abc", TWO, EOS}, {*b"xy"}]
+    assert rows.masks(np.array([2]), {}) == (None, {0: states[0]}, {0: errors[0]})

@@ -60,11 +60,15 @@ typedef struct {
 
 /* Row i of the logits is logits + i * stride; tokens from vocab on do not exist. Log-probabilities
  * are those at temperature 1; rows without any are left alone. A row with a nan, an infinity or no
- * token at all has a peak that is not finite, and any token. */
+ * token at all has a peak that is not finite, and any token. A row with a mask is changed: to tokens
+ * whose bit is 0, the lowest of a word first, -inf is added. */
 typedef struct {
-  const float* logits;
+  float* logits;
   int64_t stride;
   int32_t rows, vocab;
+  const uint32_t* masks;    /* [num_masks][mask_words] */
+  const int32_t* mask_rows; /* null; or [rows] of the row's mask, -1 = it has none */
+  int32_t num_masks, mask_words; /* mask_words: at least vocab / 32, rounded up */
   const void* parameters; /* [rows] paceline_parameters, parameter_bytes apart */
   int64_t parameter_bytes;
   const int64_t* indices; /* [rows] of the uniform number of the seed, see engine/random.py */
@@ -80,7 +84,7 @@ typedef struct {
 typedef struct paceline_model paceline_model;
 
 /* Change it with anything in this file: library.py loads no library of another number. */
-#define PACELINE_ABI 6
+#define PACELINE_ABI 7
 int32_t paceline_abi(void);
 
 const char* paceline_tier(void);                /* the tier this library was compiled for */

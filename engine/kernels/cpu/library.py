@@ -23,7 +23,7 @@ from ctypes import (
 from functools import cache
 from pathlib import Path
 
-ABI = 6  # PACELINE_ABI of api.h
+ABI = 7  # PACELINE_ABI of api.h
 TIERS = ("avx512vnni", "avxvnni", "avx2", "neon", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
 FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"
@@ -84,6 +84,8 @@ class Choice(Structure):
         ("stride", c_int64),
         ("rows", c_int32),
         ("vocab", c_int32),
+        *((name, c_void_p) for name in ("masks", "mask_rows")),
+        *((name, c_int32) for name in ("num_masks", "mask_words")),
         ("parameters", c_void_p),
         ("parameter_bytes", c_int64),
         *((name, c_void_p) for name in ("indices", "given")),

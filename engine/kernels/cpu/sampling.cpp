@@ -1,4 +1,5 @@
-// Three phases for a block of rows: maxima of ranges, sums over ranges, then a choice for each row.
+// Three phases for a block of rows: masks and maxima of ranges, sums over ranges, then a choice for
+// each row.
 // See sampling.h.
 #include "sampling.h"
 
@@ -6,6 +7,8 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+
+#include "mask.h"
 
 namespace paceline {
 namespace {
@@ -15,6 +18,7 @@ constexpr int kFewRows = 2;        // greedy ones: done before another thread is
 constexpr int kChunk = 1024;       // tokens with one sum, and 16 maxima of 64 tokens each
 constexpr int kRangeChunks = 12;   // chunks of a task
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kMaskBits = 32;      // of a word
 // e^-33 and less weigh nothing in units of 2^-44.
 constexpr float kDeepest = 33.0f;
 
@@ -85,7 +89,8 @@ Sampling::Rule Sampling::rule_of(const paceline_choice& call, int row) {
           p.greedy ? 0.0f : p.temperature,
           p.min_p,
           static_cast<int>(std::min<int64_t>(p.num_logprobs, call.vocab)),
-          call.given ? static_cast<int>(call.given[row]) : -1};
+          call.given ? static_cast<int>(call.given[row]) : -1,
+          call.mask_rows ? call.mask_rows[row] : -1};
 }
 
 struct Sampling::Block {
@@ -95,7 +100,7 @@ struct Sampling::Block {
 };
 
 struct Sampling::Row {
-  const float* logits;
+  float* logits;
   int vocab, chunks;
   const Rule& rule;
   int index;  // in the call
@@ -105,6 +110,10 @@ struct Sampling::Row {
   float peak;          // after find_peak; nan or infinite if the row is broken
 
   void find_peak();
+  // Whether the tokens of a chunk weigh nothing.
+  bool is_deep(int chunk, float temperature) const {
+    return (reduce_max(load(maxima + chunk * kLanes)) - peak) * (1.0f / temperature) <= -kDeepest;
+  }
   int first_best() const;  // the lowest id with the peak
   int chunk_size(int chunk) const { return std::min(kChunk, vocab - chunk * kChunk); }
 };
@@ -123,9 +132,12 @@ bool Sampling::allocate(int vocab, int num_threads) {
 int Sampling::choose(Team& team, const paceline_choice& call) {
   if (call.vocab < 1 || call.vocab > max_vocab_ || call.stride < call.vocab || call.rows < 0)
     return PACELINE_BAD_SHAPE;
+  if (call.mask_rows && call.mask_words < (call.vocab + kMaskBits - 1) / kMaskBits)
+    return PACELINE_BAD_SHAPE;
   for (int row = 0; row < call.rows; ++row)
     if (rule_of(call, row).num_top > call.max_top ||
-        (call.given && (call.given[row] < 0 || call.given[row] >= call.vocab)))
+        (call.given && (call.given[row] < 0 || call.given[row] >= call.vocab)) ||
+        (call.mask_rows && (call.mask_rows[row] < -1 || call.mask_rows[row] >= call.num_masks)))
       return PACELINE_BAD_BATCH;
   for (int first = 0; first < call.rows; first += kRows) {
     const int rows = std::min(kRows, call.rows - first);
@@ -166,9 +178,14 @@ Sampling::Row Sampling::row_of(const Block& block, int row) {
 
 void Sampling::scan(const Block& block, int row, int range) {
   const Row r = row_of(block, row);
-  const int last = std::min(r.chunks, (range + 1) * kRangeChunks);
-  for (int chunk = range * kRangeChunks; chunk < last; ++chunk)
-    store(r.maxima + chunk * kLanes, lane_maxima(r.logits + chunk * kChunk, r.chunk_size(chunk)));
+  const int last = std::min(r.chunks, (range + 1) * kRangeChunks), mask = r.rule.mask;
+  const uint32_t* words = block.call.masks;
+  if (mask >= 0) words += static_cast<size_t>(mask) * block.call.mask_words;
+  for (int chunk = range * kRangeChunks; chunk < last; ++chunk) {
+    float* x = r.logits + chunk * kChunk;
+    if (mask >= 0) ban(x, r.chunk_size(chunk), words + chunk * (kChunk / kMaskBits));
+    store(r.maxima + chunk * kLanes, lane_maxima(x, r.chunk_size(chunk)));
+  }
 }
 
 void Sampling::Row::find_peak() {
@@ -192,9 +209,11 @@ void Sampling::sum(const Block& block, int row, int range) {
   for (int chunk = range * kRangeChunks; chunk < last; ++chunk) {
     const float* x = r.logits + chunk * kChunk;
     const int n = r.chunk_size(chunk);
-    if (at_temperature)
-      r.sums[chunk] = sum_of_weights(x, n, r.peak, r.rule.temperature, min_p);
-    if (at_one) r.one_sums[chunk] = sum_of_weights(x, n, r.peak, 1.0f, 0.0f);
+    const auto sum_at = [&](float temperature, float least) {
+      return r.is_deep(chunk, temperature) ? 0 : sum_of_weights(x, n, r.peak, temperature, least);
+    };
+    if (at_temperature) r.sums[chunk] = sum_at(r.rule.temperature, min_p);
+    if (at_one) r.one_sums[chunk] = sum_at(1.0f, 0.0f);
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // The rules are those of engine/draw.py: candidates rank by logit and then by the lower id; a row
 // with top_k or top_p draws along that ranking, any other along the ids. Sums of weights are exact
-// (fixed.h), so tiers, threads and ranges of the vocabulary share one answer. Knows no model.
+// (fixed.h), so tiers, threads and ranges of the vocabulary share one answer. Masks (mask.h) are put
+// on rows on the way. Knows no model.
 #pragma once
 
 #include <vector>
@@ -25,7 +26,7 @@ class Sampling {
     int64_t top_k;
     double top_p;
     float temperature, min_p;  // temperature 0: the best token
-    int num_top, token;        // -1: no log-probabilities; -1: not given
+    int num_top, token, mask;  // -1: no log-probabilities; not given; none
   };
   struct Block;  // rows worked on together
   struct Row;

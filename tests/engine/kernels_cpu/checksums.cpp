@@ -274,13 +274,29 @@ void choices() {
       indices[r] = numbers.below(1000);
       given[r] = numbers.below(vocab);
     }
+    constexpr int num_masks = 9;
+    const int mask_words = (vocab + 31) / 32 + vocab % 2;
+    std::vector<uint32_t> masks(num_masks * mask_words);
+    for (size_t i = 0; i < masks.size(); ++i) {
+      const uint32_t any = static_cast<uint32_t>(numbers.next()), kind = i / mask_words % 5;
+      masks[i] = kind == 0 ? any : kind == 1 ? ~0u : kind == 2 ? any & any << 7 & any << 13 : 0;
+      if (kind == 3 && i % 40 == 0) masks[i] = any | 1;  // of kind 4 none
+    }
+    Ints mask_rows(rows, -1);
+    for (int r = 0; r < rows; r += 1 + r % 2) mask_rows[r] = numbers.below(num_masks);
+    const Floats unmasked = logits;
+    enum Form { kChoose, kScore, kMasked };
+    const char* const names[] = {"choose ", "score ", "choose by masks of "};
     for (const int threads : {1, 2})
-      for (const bool are_given : {false, true}) {
+      for (const Form form : {kChoose, kScore, kMasked}) {
         std::vector<int64_t> tokens(rows), top_ids(rows * max_top);
         Floats peaks(rows), logprobs(rows), top(rows * max_top);
-        const paceline_choice choice{logits.data(), vocab, rows, vocab, parameters.data(),
+        logits = unmasked;
+        const paceline_choice choice{logits.data(), vocab, rows, vocab, masks.data(),
+                                     form == kMasked ? mask_rows.data() : nullptr, num_masks,
+                                     mask_words, parameters.data(),
                                      sizeof(paceline_parameters), indices.data(),
-                                     are_given ? given.data() : nullptr, tokens.data(), peaks.data(),
+                                     form == kScore ? given.data() : nullptr, tokens.data(), peaks.data(),
                                      logprobs.data(), top.data(), top_ids.data(), max_top};
         Checksum sum;
         sum.add(KERNEL(paceline_choose_alone)(threads, &choice));
@@ -289,7 +305,8 @@ void choices() {
         sum.add(logprobs);
         sum.add(top);
         sum.add(top_ids);
-        sum.print(std::string(are_given ? "score " : "choose ") + std::to_string(vocab) + " tokens, " +
+        sum.add(logits);
+        sum.print(names[form] + std::to_string(vocab) + " tokens, " +
                   std::to_string(threads) + " threads");
       }
   }

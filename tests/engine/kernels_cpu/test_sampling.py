@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.grammar_rows import TokenMasks
 from engine.kernels.cpu.library import KernelError, available_tiers, load_library
 from engine.logprobs import Logprobs
-from engine.native_sampling import NativeChooser, chooser_alone
-from engine.sampler import Samples
-from scheduler.types import SamplingParams
-from tests.engine.test_sampler import DISTRIBUTIONS, GREEDY, Row, filtered, sample, zoo
+from engine.native_sampling import Floats, NativeChooser, chooser_alone
+from engine.sampler import Sampler, Samples
+from engine.torch_sampling import TorchSampling
+from scheduler.types import Admission, SamplingParams
+from tests.engine.test_sampler import CPU, DISTRIBUTIONS, GREEDY, VOCAB, Row, filtered, sample, zoo
 
 pytestmark = pytest.mark.skipif(
     not available_tiers(), reason="the native kernels are not built here"
@@ -135,6 +137,100 @@ def test_large_vocabularies_and_flat_distributions(
     assert actual.tolist() == sample(rows).token_ids.tolist()
 
 
+def random_masks(pick: random.Random, num_rows: int, vocab: int) -> TokenMasks:
+    """Of some rows, down to one: some of all tokens, some of none, others of any share of them."""
+    rows = sorted(pick.sample(range(num_rows), pick.randint(1, num_rows)))
+    generator = np.random.default_rng(pick.randrange(1 << 32))
+    num_words = -(-vocab // 32) + pick.randrange(2)
+    bits = np.zeros((len(rows), 32 * num_words), dtype=np.bool_)
+    for row in bits:
+        row[:vocab] = generator.random(vocab) < pick.choice([0.0, 0.01, 0.5, 0.99, 1.0])
+        row[generator.integers(vocab)] |= pick.random() < 0.8
+        row[vocab:] = generator.random(len(row) - vocab) < 0.5  # of no token
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+    return TokenMasks(np.array(rows), words)
+
+
+def masked(logits: Floats, masks: TokenMasks) -> Floats:
+    """The oracle: a nan stays one, and infinity less infinity becomes one."""
+    result = logits.copy()
+    for row, words in zip(masks.rows, masks.words, strict=True):
+        for token in range(logits.shape[1]):
+            if not words[token // 32] >> (token % 32) & 1:
+                result[row, token] += -np.inf
+    return result
+
+
+def parameters_of(samplings: list[SamplingParams]) -> np.ndarray:
+    sampler = Sampler(
+        num_slots=len(samplings), vocab_size=VOCAB, vocab_limit=VOCAB, device=None, chooser=None
+    )
+    for slot, sampling in enumerate(samplings):
+        sampler.admit(Admission(slot, (1,), 1, sampling, ()))
+    return sampler._table
+
+
+def same_bits(actual: Floats, expected: Floats) -> bool:
+    """But for nans, and for zeros where the other form adds one."""
+    return np.array_equal(actual, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_masks_are_put_on_their_rows(chooser: NativeChooser, seed: int) -> None:
+    """B035: as the oracle does, whatever the width; then the choice is that of masked logits."""
+    pick = random.Random(seed)
+    rows, limit = random_rows(seed)
+    whole = np.stack([row.logits.numpy() for row in rows])
+    for value in (np.nan, np.inf, -0.0):
+        whole[pick.randrange(len(rows)), pick.randrange(limit)] = value
+    masks = random_masks(pick, len(rows), limit)
+    columns = parameters_of([row.sampling for row in rows])
+    indices = np.arange(len(rows))
+    expected_logits = whole.copy()
+    expected_logits[:, :limit] = masked(whole[:, :limit], masks)
+    expected = chooser.choose(expected_logits[:, :limit], columns, indices)
+    of_torch = torch.from_numpy(whole[:, :limit].copy())
+    TorchSampling(vocab_size=limit, device=CPU).choose(of_torch, columns, indices, masks)
+    actual = chooser.choose(whole[:, :limit], columns, indices, masks)
+    assert same_bits(whole, expected_logits)
+    assert same_bits(of_torch.numpy(), expected_logits[:, :limit])
+    assert actual.token_ids.tolist() == expected.token_ids.tolist()
+    assert same_bits(actual.peaks, expected.peaks)
+    if expected.logprobs is not None:
+        num_top = columns["num_logprobs"][columns["num_logprobs"] >= 0]
+        assert same_bits(actual.logprobs.chosen, expected.logprobs.chosen)
+        for row, count in enumerate(np.minimum(num_top, limit)):
+            assert same_bits(actual.logprobs.top[row, :count], expected.logprobs.top[row, :count])
+            ids = [of.logprobs.top_ids[row, :count].tolist() for of in (actual, expected)]
+            assert ids[0] == ids[1]
+
+
+def test_masks_mean_the_same_on_all_tiers_and_with_any_number_of_threads() -> None:
+    rows, limit = random_rows(102)
+    logits = np.stack([row.logits.numpy() for row in rows])[:, :limit]
+    masks = random_masks(random.Random(1), len(rows), limit)
+    columns = parameters_of([row.sampling for row in rows])
+    results = []
+    for chooser in choosers():
+        copy = logits.copy()
+        choice = chooser.choose(copy, columns, np.arange(len(rows)), masks)
+        results.append((copy.tobytes(), choice.token_ids.tolist(), choice.peaks.tobytes()))
+    assert all(result == results[0] for result in results)
+
+
+def test_tokens_of_no_weight_are_never_drawn(chooser: NativeChooser) -> None:
+    """Whole ranges of the vocabulary far below the best, or masked, around the only likely one."""
+    logits = np.full((40, 9000), -200.0, dtype=np.float32)
+    logits[:, 5000] = 3.0
+    logits[20:, :4096] = -np.inf
+    samplings = [SamplingParams(temperature=0.5 + row / 40, seed=row) for row in range(40)]
+    columns = parameters_of([replace(sampling, num_logprobs=1) for sampling in samplings])
+    choice = chooser.choose(logits, columns, np.arange(40))
+    assert choice.token_ids.tolist() == [5000] * 40
+    assert choice.logprobs.chosen.tolist() == [0.0] * 40
+
+
 def company() -> list[Row]:
     rows = zoo()
     masked = torch.full((3000,), -torch.inf)
@@ -238,4 +334,8 @@ def test_impossible_calls_are_refused(chooser: NativeChooser) -> None:
         chooser.logprobs(logits, np.array([0, 8]), num_top=0)
     with pytest.raises(KernelError, match="shape"):
         chooser.logprobs(logits[:, :0], np.array([0, 0]), num_top=0)
+    columns = parameters_of([GREEDY, GREEDY])
+    masks, wide = TokenMasks(np.array([0]), np.zeros((1, 1), dtype=np.uint32)), np.zeros((2, 33))
+    with pytest.raises(KernelError, match="shape"):
+        chooser.choose(wide.astype(np.float32), columns, np.arange(2), masks)
     assert len(chooser.logprobs(logits[:0], np.empty(0, dtype=np.int64), num_top=3).top) == 0

@@ -17,7 +17,6 @@ from torch import Tensor
 import engine.grammar_rows
 import engine.step_engine
 import engine.step_result
-from engine.arrays import to_device
 from engine.cuda_engine import TritonSampling
 from engine.cuda_graphs import bucket_sizes
 from engine.grammar import GrammarCompiler
@@ -43,9 +42,6 @@ class LateCopies:
         monkeypatch.setattr(engine.grammar_rows, "to_host", self._to_host)
         monkeypatch.setattr(engine.step_engine, "StepTimer", lambda _device: self._Mark(self))
         monkeypatch.setattr(torch.cuda, "Event", lambda: self._Mark(self))
-        monkeypatch.setattr(
-            engine.grammar_rows, "to_device", lambda array, _: to_device(array, CPU)
-        )
 
     def _to_host(self, array: Tensor) -> Tensor:
         host = torch.full_like(array, -7 if array.dtype is torch.int64 else torch.nan)
