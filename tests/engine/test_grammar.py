@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from dataclasses import replace
 
@@ -266,6 +267,42 @@ def test_two_sequences_of_one_grammar_do_not_share_their_progress() -> None:
     assert not second.ended
     assert second.allowed()[ord("a")]
     assert not second.allowed()[ord("x")]
+
+
+WORDS = [
+    r"start: /[a-z]{2,12}( [a-z]{1,9}){3}/",
+    r"start: /[a-z0-9-]{20,60}/",
+    r'start: /"[A-Z][a-z]+( [a-z]*)*"/ | /[ab]{9}/',
+    'start: %json {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,12}$"}}',
+    'start: %json {"type": "object", "additionalProperties": {"type": "string", "maxLength": 14}}',
+]
+
+
+@pytest.mark.parametrize("text", WORDS)
+def test_kinds_of_tokens_do_not_change_what_is_allowed(text: str) -> None:
+    """Many tokens are allowed at once where a grammar lets in a whole kind of them."""
+    pick = random.Random(text)
+    letters = [*"abcdefgaabbccABC019", " ", "-", *'"{}[]:,\\\n']
+    words = {
+        "".join(pick.choices(letters[:7] if pick.random() < 0.5 else letters, k=k))
+        for k in range(1, 16)
+        for _ in range(60)
+    }
+    tokens = (*(bytes([byte]) for byte in range(256)), *sorted(w.encode() for w in words))
+    vocabulary = Vocabulary((*tokens, b"<end>"), (len(tokens),), (len(tokens),))
+    by_kinds = GrammarCompiler(vocabulary).start(lark(text))
+    compiler = GrammarCompiler(vocabulary)
+    compiler._tokenizer = compiler._tables().with_slices([])
+    one_by_one = compiler.start(lark(text))
+    for _ in range(40):
+        allowed = one_by_one.allowed()
+        np.testing.assert_array_equal(by_kinds.allowed(), allowed)
+        ids = np.flatnonzero(allowed[:-1])
+        if not len(ids):
+            break
+        token = int(pick.choice(ids))
+        by_kinds.accept([token])
+        one_by_one.accept([token])
 
 
 def test_ids_behind_the_grammars_vocabulary_are_masked_in_its_rows_alone() -> None:
