@@ -136,7 +136,7 @@ def _vocab_size(file: GGUFFile, fields: Fields, name: str) -> int:
     if fields.integer(f"{name}.vocab_size", rows) != rows:
         raise fields.error(f"{name}.vocab_size is not the {rows} rows of token_embd.weight")
     tokens = fields.values.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and len(tokens) > rows:
+    if isinstance(tokens, list | range) and len(tokens) > rows:
         raise fields.error(
             f"tokenizer.ggml.tokens has {len(tokens)} tokens, token_embd.weight only {rows} rows"
         )

@@ -3,7 +3,8 @@
 It owns the container: metadata, tensor directory, raw bytes of a tensor. A file is hostile until
 every count, length, product and offset has been checked against the file's real size, so opening
 one costs time and memory in proportion to bytes that exist. It must not know torch, nor what the
-metadata means, and imports numpy only for the bytes of tensors: a tokenizer needs none. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+metadata means, and imports numpy only for the bytes of tensors: a tokenizer needs none.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import mmap
 import struct
 import sys
 from array import array
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -165,9 +167,11 @@ class GGUFFile:
         return raw.reshape(*tensor.shape[:-1], -1)
 
 
-def open_gguf(path: Path | str) -> GGUFFile:
+def open_gguf(path: Path | str, *, counted: Collection[str] = ()) -> GGUFFile:
     """Map the file and check its whole header.
 
+    Arrays of strings under the keys of `counted` are checked as well, but not kept: `metadata` has
+    the range of their indices. A vocabulary would leave megabytes of holes where it was.
     Raises ModelFileError (one line, with the field or tensor) for whatever is wrong with it.
     """
     path = Path(path)
@@ -178,10 +182,10 @@ def open_gguf(path: Path | str) -> GGUFFile:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return _parse(path, data)
+    return _parse(path, data, counted)
 
 
-def _parse(path: Path, data: mmap.mmap) -> GGUFFile:
+def _parse(path: Path, data: mmap.mmap, counted: Collection[str]) -> GGUFFile:
     cursor = _Cursor(path, data)
     cursor.at = 4
     version = cursor.scalar(4, "version")
@@ -196,6 +200,7 @@ def _parse(path: Path, data: mmap.mmap) -> GGUFFile:
         key = cursor.string(f"metadata key {index}", MAX_KEY_BYTES)
         if key in metadata:
             raise cursor.error(f"metadata key {_shown(key)} appears twice")
+        cursor.counts = key in counted
         metadata[key] = cursor.value(f"metadata {_shown(key)}")
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or not _is_alignment(alignment):
@@ -266,6 +271,7 @@ class _Cursor:
         self.data = data
         self.size = len(data)
         self.at = 0
+        self.counts = False  # strings of an array, in place of keeping them
 
     def error(self, reason: str) -> ModelFileError:
         return ModelFileError(f"{self.path}: {reason}")
@@ -340,25 +346,31 @@ class _Cursor:
             values.byteswap()
         return values
 
-    def strings(self, count: int, field: str) -> list[str]:
+    def strings(self, count: int, field: str) -> list[str] | range:
         """Like `string` count times, inlined: a vocabulary has some 10^5 of them."""
         data, at, size = self.data, self.at, self.size
         length = struct.Struct("<Q").unpack_from
         texts: list[str] = []
+        keep: Callable[[str], object] = _forget if self.counts else texts.append
+        index = 0
         try:
-            for _ in range(count):
+            for index in range(count):  # noqa: B007 (an error tells it)
                 (nbytes,) = length(data, at)
                 at += 8
                 if nbytes > size - at:
                     raise struct.error
-                texts.append(data[at : at + nbytes].decode("utf-8"))
+                keep(data[at : at + nbytes].decode("utf-8"))
                 at += nbytes
         except struct.error:
-            raise self.error(f"{field}[{len(texts)}] ends after the file (truncated?)") from None
+            raise self.error(f"{field}[{index}] ends after the file (truncated?)") from None
         except UnicodeDecodeError:
-            raise self.error(f"{field}[{len(texts)}]: not valid UTF-8") from None
+            raise self.error(f"{field}[{index}]: not valid UTF-8") from None
         self.at = at
-        return texts
+        return range(count) if self.counts else texts
+
+
+def _forget(_: str) -> None:
+    pass
 
 
 def _shown(name: str) -> str:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from engine.weights import LayerChange, Progress, WeightSource
 
 
+# What is the tokenizer's: a model has to know how many tokens there are.
+_VOCABULARY = frozenset({"tokenizer.ggml.tokens", "tokenizer.ggml.merges"})
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """`warnings` are lines for the operator: what in the files was left unused."""
@@ -46,7 +50,7 @@ def open_model(path: Path) -> ModelFiles:
         return ModelFiles(path, from_huggingface(path), None)
     if not path.exists():
         raise ModelFileError(f"{path}: no such file or directory")
-    file = open_gguf(path)
+    file = open_gguf(path, counted=_VOCABULARY)
     return ModelFiles(path, from_gguf(file), file)
 
 

@@ -11,13 +11,22 @@ import pytest
 from engine.errors import ModelFileError
 from engine.gguf_config import from_gguf
 from engine.gguf_file import open_gguf
+from engine.loading import open_model
 from engine.model_config import ModelConfig
-from tests.support.models import tiny_model, write_gguf
+from tests.support.models import VOCAB_SIZE, tiny_model, write_gguf
 
 
 def read_gguf(path: Path, *describe: Any, family: str = "llama") -> ModelConfig:
     write_gguf(tiny_model(family), path, describe=lambda w: [step(w) for step in describe])
     return from_gguf(open_gguf(path))
+
+
+def test_tokens_without_a_row_are_refused(tmp_path: Path) -> None:
+    path, words = tmp_path / "a.gguf", [str(number) for number in range(VOCAB_SIZE + 1)]
+    with pytest.raises(ModelFileError, match="tokens, token_embd"):
+        read_gguf(path, lambda w: w.add_array("tokenizer.ggml.tokens", words))
+    with pytest.raises(ModelFileError, match="tokens, token_embd"):
+        open_model(path)
 
 
 def test_gguf_stop_tokens_are_united(tmp_path: Path) -> None:

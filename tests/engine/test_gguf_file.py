@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
@@ -97,6 +98,19 @@ def test_reads_every_kind_of_value_and_tensor(tmp_path: Path) -> None:
     assert (tensor.shape, tensor.type, tensor.nbytes) == ((2, 4), GGMLType.F32, 32)
     assert file.data("a").view("<f4").tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert file.data("b").view("<f4").tolist() == [8, 9, 10, 11, 12, 13, 14, 15]
+
+
+def test_counted_strings_are_checked_but_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(
+        build(pairs=(pair("k", ARRAY, strings("a", "b")), pair("l", ARRAY, strings("c"))))
+    )
+    assert open_gguf(path, counted={"k"}).metadata == {"k": range(2), "l": ["c"]}
+    for case in ("string of an array past the end", "string of an array not UTF-8"):
+        content, reason = MALFORMED[case]
+        path.write_bytes(content)
+        with pytest.raises(ModelFileError, match=re.escape(reason)):
+            open_gguf(path, counted={"k"})
 
 
 @pytest.mark.parametrize("alignment", [8, 64])
