@@ -6,6 +6,7 @@
 // A row is quantised from its own values only, so it never depends on its neighbours.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 
@@ -24,21 +25,20 @@ struct QuantBlock {
 };
 
 inline void quantise_block(const float* x, QuantBlock& out, int row) {
-  const F16 a = load(x), b = load(x + kLanes);
-  // x * 0 is nan for nan and infinity and 0 otherwise; a sum keeps it, where a maximum may not
-  const float poison = reduce_add(a * splat(0.0f) + b * splat(0.0f));
-  const float largest = reduce_max(max(abs(a), abs(b)));
-  const bool finite = poison == 0.0f;
+  const F16 a = load(x), b = load(x + kLanes), larger_a = abs(a), larger_b = abs(b);
+  const uint32_t bits = std::max(largest_bits(larger_a), largest_bits(larger_b));
+  const bool finite = bits < 0x7f800000;
+  float largest;
+  std::memcpy(&largest, &bits, sizeof largest);
   // a subnormal maximum would make the inverse infinite; such a block is zero
-  const bool zero = !(largest > 1e-35f);
-  const F16 inverse = splat(finite && !zero ? 127.0f / largest : 0.0f);
-  const F16 keep_a = finite ? a : splat(0.0f), keep_b = finite ? b : splat(0.0f);
-  const I16 qa = round_to_int(keep_a * inverse), qb = round_to_int(keep_b * inverse);
-  store_bytes(out.q[row], qa);
-  store_bytes(out.q[row] + kLanes, qb);
-  const int32_t sum = static_cast<int32_t>(reduce_add(to_float(qa) + to_float(qb)));  // exact
-  const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : largest / 127.0f;
-  out.scale[row] = scale;
+  const bool some = finite && largest > 1e-35f;
+  const F16 inverse = splat(some ? 127.0f / largest : 0.0f);
+  int8_t* q = out.q[row];
+  store_bytes(q, round_to_int((finite ? a : splat(0.0f)) * inverse));
+  store_bytes(q + kLanes, round_to_int((finite ? b : splat(0.0f)) * inverse));
+  const int32_t sum = sum_bytes(q);
+  out.scale[row] = some ? largest / 127.0f
+                   : finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
   out.start[row] = -8 * sum;
   out.high_sum[row] = sum * 65536;
 }

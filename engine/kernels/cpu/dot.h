@@ -1,23 +1,30 @@
-// Exact integer dot products of one weight block (32 outputs x 32 k) with up to four activation rows.
+// Exact integer dot products of one weight block (32 outputs x 32 k) with up to eight activation rows.
 //
 // Weight bytes come in groups of four k for each of 32 outputs, as vpdpbusd reads them, in the order
 // in which they are used (a second stream of reads would halve the bandwidth):
 //   8 bit: byte (k / 4) * 128 + output * 4 + k % 4, value + 128
 //   4 bit: the same for k < 16 in the low nibbles, k + 16 in the high ones, value as in the file
-// x: rows of 32 activations; start: -8 * (sum of a row). acc[row][half of the outputs] is added to;
-// the sums are int32 and exact on every tier, so their order is free.
+// x: rows of 32 activations; start: -8 * (sum of a row). acc[row][half of the outputs] is added to, one
+// half or both: many rows and a half unpack as few nibbles for a product as few rows and both, and
+// need fewer registers. The sums are int32 and exact on every tier, so their order is free.
 #pragma once
 
 #include "activations.h"
 
 namespace paceline {
 
-// Rows that go through the registers together.
-#if defined(PACELINE_AVX512) || defined(PACELINE_NEON)
-constexpr int kMaxRows = 4;
+// Rows that go through the registers together: of a panel with few rows all of them, so that the weights,
+// which take longer to read than to multiply with then, are read once.
+constexpr int kFewRows = 4;
+#if defined(PACELINE_AVX512)
+constexpr int kMaxRows = 8, kMaxDenseRows = 4;
+#elif defined(PACELINE_NEON)
+constexpr int kMaxRows = 4, kMaxDenseRows = 4;
 #else
-constexpr int kMaxRows = 2;
+constexpr int kMaxRows = 2, kMaxDenseRows = 2;
 #endif
+// And with how many halves of a tile.
+constexpr int halves_with(int rows) { return rows > kFewRows ? 1 : 2; }
 
 constexpr int kGroupBytes = 4 * 32;  // of four k
 
@@ -29,27 +36,32 @@ inline int32_t four_bytes(const int8_t* p) {
 
 #if defined(PACELINE_AVX512)
 
-template <int Rows>
-inline void dot_step(__m512i w0, __m512i w1, const int8_t* x, I16 (&acc)[Rows][2]) {
-  for (int r = 0; r < Rows; ++r) {
-    const __m512i four = _mm512_set1_epi32(four_bytes(x + r * kBlock));
-    acc[r][0].v = _mm512_dpbusd_epi32(acc[r][0].v, w0, four);
-    acc[r][1].v = _mm512_dpbusd_epi32(acc[r][1].v, w1, four);
-  }
+// acc += the products of sixteen outputs, four k each, with the four bytes at x. Those are an operand in
+// memory, which the compiler would rather load by itself: an instruction more, and slower by 4 %.
+inline void dot_four(I16& acc, __m512i w, const int8_t* x) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(w), "m"(*reinterpret_cast<const int32_t*>(x)));
 }
 
-template <bool Nibbles, int Rows>
-inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][2]) {
+template <int Rows, int Halves>
+inline void dot_step(const __m512i (&w)[Halves], const int8_t* x, I16 (&acc)[Rows][Halves]) {
+  PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
+    PACELINE_UNROLL for (int h = 0; h < Halves; ++h) dot_four(acc[r][h], w[h], x + r * kBlock);
+}
+
+template <bool Nibbles, int Rows, int Halves>
+inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][Halves]) {
   const __m512i low = _mm512_set1_epi8(15);
-  for (int j = 0; j < (Nibbles ? 4 : 8); ++j, w += kGroupBytes, x += 4) {
-    const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
-    if constexpr (Nibbles) {
-      dot_step(_mm512_and_si512(w0, low), _mm512_and_si512(w1, low), x, acc);
-      dot_step(_mm512_and_si512(_mm512_srli_epi16(w0, 4), low),
-               _mm512_and_si512(_mm512_srli_epi16(w1, 4), low), x + 16, acc);
-    } else {
-      dot_step(w0, w1, x, acc);
+  PACELINE_UNROLL for (int j = 0; j < (Nibbles ? 4 : 8); ++j, w += kGroupBytes, x += 4) {
+    __m512i first[Halves], second[Halves];
+    PACELINE_UNROLL for (int h = 0; h < Halves; ++h) {
+      first[h] = _mm512_loadu_si512(w + 64 * h);
+      if constexpr (Nibbles) {
+        second[h] = _mm512_and_si512(_mm512_srli_epi16(first[h], 4), low);
+        first[h] = _mm512_and_si512(first[h], low);
+      }
     }
+    dot_step(first, x, acc);
+    if constexpr (Nibbles) dot_step(second, x + 16, acc);
   }
 }
 
@@ -73,14 +85,14 @@ inline I16 weigh(I16 sum, int32_t high, const int32_t* weights) {
 #if defined(__AVXVNNI__)
 template <int Rows>
 inline void dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
-  for (int r = 0; r < Rows; ++r)
+  PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
     acc[r] = _mm256_dpbusd_avx_epi32(acc[r], w, _mm256_set1_epi32(four_bytes(x + r * kBlock)));
 }
 #else
 // Sums stay in int16: eight steps of two products of at most 15 * 127 make 30480.
 template <int Rows>
 inline void dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
-  for (int r = 0; r < Rows; ++r) {
+  PACELINE_UNROLL for (int r = 0; r < Rows; ++r) {
     const __m256i four = _mm256_set1_epi32(four_bytes(x + r * kBlock));
     acc[r] = _mm256_add_epi16(acc[r], _mm256_maddubs_epi16(w, four));
   }
@@ -90,7 +102,7 @@ inline void dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
 template <int Rows>
 inline void signed_dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
   const __m256i size = _mm256_abs_epi8(w);
-  for (int r = 0; r < Rows; ++r) {
+  PACELINE_UNROLL for (int r = 0; r < Rows; ++r) {
     const __m256i four = _mm256_set1_epi32(four_bytes(x + r * kBlock));
     const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four, w));
     acc[r] = _mm256_add_epi32(acc[r], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -104,9 +116,9 @@ inline void dot_eight(const uint8_t* w, const int8_t* x, [[maybe_unused]] const 
                       __m256i (&acc)[Rows]) {
   const __m256i low = _mm256_set1_epi8(15);
   __m256i sums[Rows];
-  for (int r = 0; r < Rows; ++r) sums[r] = _mm256_setzero_si256();
+  PACELINE_UNROLL for (int r = 0; r < Rows; ++r) sums[r] = _mm256_setzero_si256();
 
-  for (int j = 0; j < (Nibbles ? 4 : 8); ++j, w += kGroupBytes, x += 4) {
+  PACELINE_UNROLL for (int j = 0; j < (Nibbles ? 4 : 8); ++j, w += kGroupBytes, x += 4) {
     const __m256i weights = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
     if constexpr (Nibbles) {
       dot_step(_mm256_and_si256(weights, low), x, sums);
@@ -119,7 +131,7 @@ inline void dot_eight(const uint8_t* w, const int8_t* x, [[maybe_unused]] const 
 #endif
     }
   }
-  for (int r = 0; r < Rows; ++r) {
+  PACELINE_UNROLL for (int r = 0; r < Rows; ++r) {
 #if !defined(__AVXVNNI__)
     if constexpr (Nibbles)
       sums[r] = _mm256_madd_epi16(sums[r], _mm256_set1_epi16(1));
@@ -130,15 +142,15 @@ inline void dot_eight(const uint8_t* w, const int8_t* x, [[maybe_unused]] const 
   }
 }
 
-template <bool Nibbles, int Rows>
+template <bool Nibbles, int Rows, int Halves>
 inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* start,
-                      I16 (&acc)[Rows][2]) {
-  for (int half = 0; half < 2; ++half, w += 64) {
+                      I16 (&acc)[Rows][Halves]) {
+  PACELINE_UNROLL for (int half = 0; half < Halves; ++half, w += 64) {
     __m256i lo[Rows], hi[Rows];
-    for (int r = 0; r < Rows; ++r) lo[r] = acc[r][half].lo, hi[r] = acc[r][half].hi;
+    PACELINE_UNROLL for (int r = 0; r < Rows; ++r) lo[r] = acc[r][half].lo, hi[r] = acc[r][half].hi;
     dot_eight<Nibbles, Rows>(w, x, start, lo);
     dot_eight<Nibbles, Rows>(w + 32, x, start, hi);
-    for (int r = 0; r < Rows; ++r) acc[r][half] = {lo[r], hi[r]};
+    PACELINE_UNROLL for (int r = 0; r < Rows; ++r) acc[r][half] = {lo[r], hi[r]};
   }
 }
 
@@ -188,15 +200,15 @@ inline void dot_four_groups(const uint8_t* w, const int8x16_t (&low)[Rows],
   dot_group<Nibbles, 3>(w + 3 * kGroupBytes, low, high, acc);
 }
 
-template <bool Nibbles, int Rows>
+template <bool Nibbles, int Rows, int Halves>
 inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* start,
-                      I16 (&acc)[Rows][2]) {
+                      I16 (&acc)[Rows][Halves]) {
   int8x16_t low[Rows], high[Rows];  // the first sixteen k of a row, and the others
   for (int r = 0; r < Rows; ++r) {
     low[r] = vld1q_s8(x + r * kBlock);
     high[r] = vld1q_s8(x + r * kBlock + 16);
   }
-  for (int half = 0; half < 2; ++half, w += 64) {
+  for (int half = 0; half < Halves; ++half, w += 64) {
     I16 sums[Rows];
     for (int r = 0; r < Rows; ++r) {  // the caller takes off 128 * sum(x), see dot_eight
       sums[r] = acc[r][half];
@@ -218,9 +230,9 @@ inline I16 weigh(I16 sum, int32_t high, const int32_t* weights) {
   return sum;
 }
 
-template <bool Nibbles, int Rows>
-inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][2]) {
-  for (int half = 0; half < 2; ++half, w += 64)
+template <bool Nibbles, int Rows, int Halves>
+inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][Halves]) {
+  for (int half = 0; half < Halves; ++half, w += 64)
     for (int k = 0; k < kBlock; ++k) {
       const int byte = Nibbles ? k % 16 : k;
       const uint8_t* p = w + byte / 4 * kGroupBytes + byte % 4;

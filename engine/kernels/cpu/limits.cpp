@@ -84,13 +84,14 @@ double fused_per_second(int num_threads) {
 }
 
 double products_per_second(int num_threads) {
+  constexpr int rows = std::min(kMaxRows, kFewRows);
   alignas(64) uint8_t weights[kGroupBytes * 8] = {1, 2, 3};
-  alignas(64) int8_t x[kMaxRows * kBlock] = {1, 2, 3};
+  alignas(64) int8_t x[rows * kBlock] = {1, 2, 3};
   const int steps = kSteps / 8;
-  const double work = static_cast<double>(steps) * kMaxRows * 2 * kLanes * kBlock * num_threads;
+  const double work = static_cast<double>(steps) * rows * 2 * kLanes * kBlock * num_threads;
 #if defined(PACELINE_AVX512)
   return work / seconds(num_threads, [&](int) {
-           I16 acc[kMaxRows][2];
+           I16 acc[rows][2];
            for (auto& row : acc) row[0] = row[1] = splat(0);
            __m512i w = _mm512_loadu_si512(weights), four = _mm512_loadu_si512(x);
            for (int i = 0; i < steps * 8; ++i) {
@@ -101,15 +102,15 @@ double products_per_second(int num_threads) {
            touch(acc);
          });
 #else
-  const int32_t none[kMaxRows] = {};
+  const int32_t none[rows] = {};
   return work / seconds(num_threads, [&](int) {
-           I16 acc[kMaxRows][2];
+           I16 acc[rows][2];
            for (auto& row : acc) row[0] = row[1] = splat(0);
            const uint8_t* w = weights;
            const int8_t* a = x;
            for (int i = 0; i < steps; ++i) {
              asm volatile("" : "+r"(w), "+r"(a));
-             dot_block<true, kMaxRows>(w, a, none, acc);
+             dot_block<true, rows>(w, a, none, acc);
            }
            touch(acc);
          });

@@ -50,25 +50,28 @@ inline F16 load_weights(const uint8_t* p) {
   return widen_bf16(reinterpret_cast<const uint16_t*>(p));
 }
 
-// A tile that is wanted soon, fetched a few cache lines a block of another while that is multiplied.
+// A tile that is wanted soon, fetched some cache lines at a time while another is multiplied.
 class Ahead {
  public:
+  static constexpr int kBlocks = 6;  // between two fetches: one for each block would slow the loop
+
   Ahead() = default;  // nothing
   // The tile after this one, in the course of a product with `panels` panels, two passes each.
   Ahead(const Linear& w, int tile, int panels)
       : at_(w.tile(tile + 1)), end_(at_ + w.tile_bytes()) {
     const int64_t lines = static_cast<int64_t>(w.tile_bytes()) / kLine;
-    const int64_t blocks = static_cast<int64_t>(w.k / kBlock) * panels * 2;
-    per_block_ = static_cast<int>((lines + blocks - 1) / blocks);
+    const int64_t fetches = static_cast<int64_t>((w.k / kBlock + kBlocks - 1) / kBlocks) * panels * 2;
+    size_ = static_cast<int>((lines + fetches - 1) / fetches) * kLine;
   }
   void fetch() {
-    for (int i = 0; i < per_block_ && at_ < end_; ++i, at_ += kLine) __builtin_prefetch(at_, 0, 2);
+    if (at_ >= end_) return;
+    for (const uint8_t* const last = at_ + size_; at_ < last; at_ += kLine) __builtin_prefetch(at_, 0, 2);
   }
 
  private:
   static constexpr int kLine = 64;
   const uint8_t *at_ = nullptr, *end_ = nullptr;
-  int per_block_ = 0;
+  int size_ = 0;
 };
 
 // out[row of the panel][32] for one tile; `rows` of the panel's eight rows are in use. An output

@@ -5,88 +5,100 @@
 namespace paceline {
 namespace {
 
-// out[r] = 32 outputs of row row0 + r, of Q4_1 in units of the output. The order over K is the same for
-// every row and any Rows: for each block one fma of an exact integer sum, weighed or not, and a scale.
-// `ahead` is fetched on the way.
-template <Kind K, int Rows>
-inline void quant_rows(const uint8_t* tile, const QuantBlock* a, int num_blocks, int row0,
-                       Ahead& ahead, F16 (&out)[Rows][2]) {
+// out[r] = outputs of row row0 + r, from the tile's half `part` on, of Q4_1 in units of the output. The
+// order over K is the same for every row and any Rows: for each block one fma of an exact integer sum,
+// weighed or not, and a scale. `ahead` is fetched on the way.
+template <Kind K, int Rows, int Halves>
+inline void quant_rows(const uint8_t* tile, const QuantBlock* a, int num_blocks, int row0, int part,
+                       Ahead& ahead, F16 (&out)[Rows][Halves]) {
   constexpr bool nibbles = K != Kind::kQ8_0;
+  if constexpr (Rows > kPanel / 2) row0 = 0;  // it is, and the compiler should know
   for (int b = 0; b < num_blocks; ++b, ++a, tile += block_bytes(K)) {
-    ahead.fetch();
+    if (b % Ahead::kBlocks == 0) ahead.fetch();
     const int32_t* start = a->start + row0;
-    I16 acc[Rows][2];
-    for (int r = 0; r < Rows; ++r) {
+    I16 acc[Rows][Halves];
+    PACELINE_UNROLL for (int r = 0; r < Rows; ++r) {
       const I16 first = splat(start[r]);
-      acc[r][0] = acc[r][1] = nibbles ? first : shift_left<4>(first);  // the zero of 8 bits is 128
+      PACELINE_UNROLL for (int h = 0; h < Halves; ++h)  // the zero of 8 bits is 128
+        acc[r][h] = nibbles ? first : shift_left<4>(first);
     }
-    dot_block<nibbles, Rows>(tile, a->q[row0], start, acc);
+    dot_block<nibbles>(tile + part * kGroupBytes / 2, a->q[row0], start, acc);
     const uint8_t* weights = tile + quant_bytes(K);
-    for (int i = 0; i < 2; ++i) {
+    PACELINE_UNROLL for (int i = 0; i < Halves; ++i) {
       if constexpr (K == Kind::kQ4_1) {
-        const int32_t* pairs = reinterpret_cast<const int32_t*>(weights) + i * kLanes;
-        for (int r = 0; r < Rows; ++r)
+        const int32_t* pairs = reinterpret_cast<const int32_t*>(weights) + (part + i) * kLanes;
+        PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
           out[r][i] = fma(to_float(weigh(acc[r][i], a->high_sum[row0 + r], pairs)),
                           splat(a->scale[row0 + r]), out[r][i]);
       } else {
-        const F16 scale = load(reinterpret_cast<const half*>(weights) + i * kLanes);
-        for (int r = 0; r < Rows; ++r)
+        const F16 scale = load(reinterpret_cast<const half*>(weights) + (part + i) * kLanes);
+        PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
           out[r][i] = fma(to_float(acc[r][i]), scale * splat(a->scale[row0 + r]), out[r][i]);
       }
     }
   }
 }
 
-template <Kind K, int Rows>
-inline void dense_rows(const uint8_t* tile, const float* a, int k, int row0, F16 (&out)[Rows][2]) {
+template <Kind K, int Rows, int Halves>
+inline void dense_rows(const uint8_t* tile, const float* a, int k, int row0, int part,
+                       F16 (&out)[Rows][Halves]) {
   constexpr int half_tile = kLanes * dense_bytes(K);
   a += row0;
+  tile += part * half_tile;
   for (int i = 0; i < k; ++i, a += kPanel, tile += 2 * half_tile) {
-    const F16 w0 = load_weights<K>(tile), w1 = load_weights<K>(tile + half_tile);
-    for (int r = 0; r < Rows; ++r) {
+    F16 weights[Halves];
+    PACELINE_UNROLL for (int h = 0; h < Halves; ++h)
+      weights[h] = load_weights<K>(tile + h * half_tile);
+    PACELINE_UNROLL for (int r = 0; r < Rows; ++r) {
       const F16 x = splat(a[r]);
-      out[r][0] = fma(w0, x, out[r][0]);
-      out[r][1] = fma(w1, x, out[r][1]);
+      PACELINE_UNROLL for (int h = 0; h < Halves; ++h) out[r][h] = fma(weights[h], x, out[r][h]);
     }
   }
 }
 
-template <Kind K, int Rows>
-void tile_rows(const Linear& w, int tile, const Activations& a, int panel, int row0, Ahead& ahead,
-               float (*out)[kTile]) {
-  F16 acc[Rows][2];
-  for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
+// Rows row0 .. row0 + Rows - 1 of the panel, and the tile's halves from `part` on.
+template <Kind K, int Rows, int Halves>
+void tile_rows(const Linear& w, int tile, const Activations& a, int panel, int row0, int part,
+               Ahead& ahead, float (*out)[kTile]) {
+  F16 acc[Rows][Halves];
+  PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
+    PACELINE_UNROLL for (int h = 0; h < Halves; ++h) acc[r][h] = splat(0.0f);
   if constexpr (is_dense(K))
-    dense_rows<K, Rows>(w.tile(tile), a.dense_panel(panel), w.k, row0, acc);
+    dense_rows<K>(w.tile(tile), a.dense_panel(panel), w.k, row0, part, acc);
   else
-    quant_rows<K, Rows>(w.tile(tile), a.quant_panel(panel), a.num_blocks, row0, ahead, acc);
-  if constexpr (K == Kind::kQ4_1) {
-    const float* units = w.units(w.tile(tile));
-    const F16 unit[2] = {load(units), load(units + kLanes)};
-    for (auto& row : acc) row[0] = row[0] * unit[0], row[1] = row[1] * unit[1];
-  }
-  if (w.bias) {
-    const float* bias = w.bias + tile * kTile;
-    const F16 added[2] = {load(bias), load(bias + kLanes)};
-    for (auto& row : acc) row[0] = row[0] + added[0], row[1] = row[1] + added[1];
-  }
-  for (int r = 0; r < Rows; ++r) {
-    store(out[row0 + r], acc[r][0]);
-    store(out[row0 + r] + kLanes, acc[r][1]);
+    quant_rows<K>(w.tile(tile), a.quant_panel(panel), a.num_blocks, row0, part, ahead, acc);
+  PACELINE_UNROLL for (int h = 0; h < Halves; ++h) {
+    const int first = (part + h) * kLanes;
+    if constexpr (K == Kind::kQ4_1) {
+      const F16 unit = load(w.units(w.tile(tile)) + first);
+      PACELINE_UNROLL for (int r = 0; r < Rows; ++r) acc[r][h] = acc[r][h] * unit;
+    }
+    if (w.bias) {
+      const F16 added = load(w.bias + tile * kTile + first);
+      PACELINE_UNROLL for (int r = 0; r < Rows; ++r) acc[r][h] = acc[r][h] + added;
+    }
+    PACELINE_UNROLL for (int r = 0; r < Rows; ++r) store(out[row0 + r] + first, acc[r][h]);
   }
 }
 
-template <Kind K>
-void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int rows,
+// Rows from `row` on, `Most` or fewer of them together.
+template <Kind K, int Most>
+void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int row, int rows,
                 Ahead& ahead, float (*out)[kTile]) {
-  int row = 0;
-  for (; rows - row >= kMaxRows; row += kMaxRows)
-    tile_rows<K, kMaxRows>(w, tile, a, panel, row, ahead, out);
-  if constexpr (kMaxRows > 2) {
-    if (rows - row == 3) return tile_rows<K, 3>(w, tile, a, panel, row, ahead, out);
-    if (rows - row == 2) return tile_rows<K, 2>(w, tile, a, panel, row, ahead, out);
-  }
-  if (rows - row == 1) tile_rows<K, 1>(w, tile, a, panel, row, ahead, out);
+  constexpr int halves = halves_with(Most);
+  for (; rows - row >= Most; row += Most)
+    for (int part = 0; part < 2; part += halves)
+      tile_rows<K, Most, halves>(w, tile, a, panel, row, part, ahead, out);
+  if constexpr (Most > 1) tile_panel<K, Most - 1>(w, tile, a, panel, row, rows, ahead, out);
+}
+
+template <Kind K>
+void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int rows, Ahead& ahead,
+                float (*out)[kTile]) {
+  constexpr int most = is_dense(K) ? kMaxDenseRows : kMaxRows;
+  constexpr int few = is_dense(K) ? kMaxDenseRows : kFewRows;
+  if (rows <= few) return tile_panel<K, few>(w, tile, a, panel, 0, rows, ahead, out);
+  tile_panel<K, most>(w, tile, a, panel, 0, rows, ahead, out);
 }
 
 }  // namespace

@@ -63,15 +63,17 @@ void each_token(Phases& phases, int tokens, const Body& body) {
   });
 }
 
-// How a product of `rows` rows is cut: chunks of rows, and groups of adjacent tiles. Many rows are cut so
-// that each thread has rows of its own, in all phases; few share one reading of the weights.
+// How a product of `rows` rows is cut: chunks of rows, and groups of adjacent tiles. Many rows, and those
+// that come to as many panels for each thread, are cut so that a thread has rows of its own, in all
+// phases: what another core wrote is far away. Others share one reading of the weights.
 struct Cut {
   int panels, num_chunks, chunk, group, num_groups;
 
   Cut(int rows, int tiles, int threads) {
     panels = (rows + kPanel - 1) / kPanel;
     num_chunks = (panels + kChunkPanels - 1) / kChunkPanels;
-    if (rows >= kManyTokens) num_chunks = (num_chunks + threads - 1) / threads * threads;
+    const bool alike = panels % threads == 0 && panels >= 2 * threads;
+    if (alike || rows >= kManyTokens) num_chunks = (num_chunks + threads - 1) / threads * threads;
     chunk = (panels + num_chunks - 1) / num_chunks;
     // enough to even out the threads; but taking one costs as much as some tiles of a few rows
     const int per_thread = rows <= 4 ? 2 : rows <= 32 ? 3 : 6;

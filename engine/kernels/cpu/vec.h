@@ -21,6 +21,13 @@
 #include "vec_neon.h"
 #endif
 
+// Before a loop over a few registers: they stay registers only if it is unrolled early.
+#if defined(__clang__)
+#define PACELINE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define PACELINE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace paceline {
 
 constexpr int kLanes = 16;
@@ -292,6 +299,45 @@ inline float reduce_max(F16 a) {
   return reduce(a, [](float x, float y) { return x > y ? x : y; });
 }
 #endif
+
+// Of lanes that are not negative, the largest as a bit pattern: an infinity is 0x7f800000, a nan more.
+inline uint32_t largest_bits(F16 a) {
+#if defined(PACELINE_AVX512) || defined(PACELINE_AVX2)
+  __m256 lo, hi;
+  halves(a, lo, hi);
+  const __m256i s = _mm256_max_epi32(_mm256_castps_si256(lo), _mm256_castps_si256(hi));
+  __m128i q = _mm_max_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(q));
+#elif defined(PACELINE_NEON)
+  const auto bits = [&](int i) { return vreinterpretq_u32_f32(a.v[i]); };
+  return vmaxvq_u32(vmaxq_u32(vmaxq_u32(bits(0), bits(1)), vmaxq_u32(bits(2), bits(3))));
+#else
+  uint32_t bits[kLanes], largest = 0;
+  std::memcpy(bits, a.v, sizeof bits);
+  for (const uint32_t x : bits) largest = x > largest ? x : largest;
+  return largest;
+#endif
+}
+
+// The sum of 32 bytes, read by sixteen as they are written.
+inline int32_t sum_bytes(const int8_t* p) {
+#if defined(PACELINE_AVX512) || defined(PACELINE_AVX2)
+  const auto sums = [](const int8_t* q) {  // two of eight bytes, each larger by 128
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    return _mm_sad_epu8(_mm_xor_si128(x, _mm_set1_epi8(static_cast<char>(0x80))), _mm_setzero_si128());
+  };
+  const __m128i two = _mm_add_epi64(sums(p), sums(p + 16));
+  return _mm_cvtsi128_si32(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two))) - 32 * 128;
+#elif defined(PACELINE_NEON)
+  return vaddlvq_s8(vld1q_s8(p)) + vaddlvq_s8(vld1q_s8(p + 16));
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < 32; ++i) sum += p[i];
+  return sum;
+#endif
+}
 
 inline float first_lane(F16 a) {
   float lanes[kLanes];
