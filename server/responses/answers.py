@@ -17,6 +17,7 @@ from server.errors import MAX_MESSAGE_CHARS, ApiError, cut
 from server.generation import PromptGroup
 from server.logprobs import Entry, TokenNames, chat_content
 from server.reading import ChatPiece, Reader, Reading, Thought
+from server.responses.offered_tools import shown_tools
 from server.responses.output_items import OutputItems
 from server.responses.schemas import ResponseRequest
 from server.sse import Framing, named_event
@@ -51,12 +52,13 @@ class ResponseFormat:
         names: TokenNames,
         groups: Sequence[PromptGroup],
         request: ResponseRequest,
+        items: OutputItems,
         keep: Callable[[Json, Cuts], None],
     ) -> None:
         (group,) = groups
         self._names = names
         self._reader = Reader(group.reading or Reading())
-        self._items = OutputItems()
+        self._items = items
         self._skeleton = skeleton(request, heading.id, heading.created, heading.model)
         self._keep = keep
         self._sequence = 0
@@ -172,14 +174,10 @@ def skeleton(request: ResponseRequest, response_id: str, created: int, model: st
         "temperature": request.temperature,
         "text": {"format": shown, "verbosity": "medium"},
         "tool_choice": request.tool_choice,
-        "tools": [_tool(tool.model_dump()) for tool in request.tools],
+        "tools": shown_tools(request),
         "top_logprobs": request.top_logprobs,
         "top_p": request.top_p,
         "truncation": request.truncation,
         "usage": None,
         "user": request.user,
     }
-
-
-def _tool(tool: Json) -> Json:
-    return {**tool, "strict": bool(tool["strict"])}

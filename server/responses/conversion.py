@@ -11,7 +11,8 @@ from typing import Any
 from server.answers import Json
 from server.chat_messages import TemplateError, read_arguments
 from server.errors import InvalidRequest
-from server.responses.schemas import REFUSED, CountRequest, FunctionTool, ResponseRequest
+from server.responses.offered_tools import OfferedTools
+from server.responses.schemas import REFUSED, CountRequest, ResponseRequest
 from server.schemas import SHARED, WITHOUT_EFFECT, ChatRequest
 from server.unserved import refuse_unserved
 
@@ -24,7 +25,6 @@ NAMES = (
     (r"response_format\.json_schema", "text.format"),
     (r"response_format", "text.format"),
     (r"reasoning_effort", "reasoning.effort"),
-    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
 )
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -59,7 +59,7 @@ def input_items(fields: CountRequest) -> list[Json]:
     return fields.input
 
 
-def chat_prompt(fields: CountRequest, earlier: Sequence[Json]) -> Json:
+def chat_prompt(fields: CountRequest, earlier: Sequence[Json], offered: OfferedTools) -> Json:
     """The fields of a chat request that make its prompt; `earlier` are items said before.
 
     Instructions are of this request alone; those of an earlier one are not said again.
@@ -71,8 +71,8 @@ def chat_prompt(fields: CountRequest, earlier: Sequence[Json]) -> Json:
     chat: Json = {"messages": messages}
     if fields.model is not None:
         chat["model"] = fields.model
-    if fields.tools:
-        chat["tools"] = [_tool(tool) for tool in fields.tools]
+    if offered.functions:
+        chat["tools"] = offered.functions
         chat["tool_choice"] = _tool_choice(fields.tool_choice)
         chat["parallel_tool_calls"] = fields.parallel_tool_calls
     elif fields.tool_choice not in ("auto", "none"):
@@ -80,9 +80,9 @@ def chat_prompt(fields: CountRequest, earlier: Sequence[Json]) -> Json:
     if fields.reasoning is not None and fields.reasoning.effort is not None:
         chat["reasoning_effort"] = fields.reasoning.effort
     form = None if fields.text is None else fields.text.format
-    if form is not None and form.type == "json_object":
-        chat["response_format"] = {"type": "json_object"}
-    if form is not None and form.type == "json_schema":
+    if form is not None and form.type != "json_schema":
+        chat["response_format"] = {"type": form.type, "schema": form.schema_}
+    elif form is not None:
         if form.schema_ is None:
             raise InvalidRequest(
                 "This field is required.",
@@ -94,8 +94,8 @@ def chat_prompt(fields: CountRequest, earlier: Sequence[Json]) -> Json:
     return chat
 
 
-def chat_request(fields: ResponseRequest, earlier: Sequence[Json]) -> Json:
-    chat = chat_prompt(fields, earlier)
+def chat_request(fields: ResponseRequest, earlier: Sequence[Json], offered: OfferedTools) -> Json:
+    chat = chat_prompt(fields, earlier, offered)
     chat |= {
         "temperature": fields.temperature,
         "top_p": fields.top_p,
@@ -205,12 +205,6 @@ def _string(where: str, item: Json, name: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest("This must be a text.", param=f"{where}.{name}")
     return value
-
-
-def _tool(tool: FunctionTool) -> Json:
-    function = tool.model_dump(exclude_none=True)
-    del function["type"]
-    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: str | Json) -> Any:

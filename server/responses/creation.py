@@ -17,7 +17,7 @@ from server.body import parse_object
 from server.body_route import send_json
 from server.chat import prepare_chat
 from server.errors import ApiError, InvalidRequest, NotFound
-from server.field_names import client_names
+from server.field_names import Names, client_names
 from server.generation import PromptGroup
 from server.inference import (
     Endpoint,
@@ -33,7 +33,8 @@ from server.prepare import ServedModel
 from server.responses.answers import Cuts, ResponseFormat, error_event, framing, skeleton
 from server.responses.background import BackgroundRuns, write_events
 from server.responses.conversion import NAMES, chat_request, input_items, split
-from server.responses.output_items import new_id
+from server.responses.offered_tools import OfferedTools, offered_tools
+from server.responses.output_items import OutputItems, new_id
 from server.responses.schemas import ResponseRequest
 from server.responses.store import ResponseStore, StoredResponse
 from server.schemas import ChatRequest, Parsed, parse_chat, parse_strict
@@ -86,6 +87,7 @@ class ResponseCall:
         self._tenant = tenant
         self._earlier: tuple[Json, ...] = ()
         self._shared: Json = {}
+        self._tools = OfferedTools()
         self._own: Parsed[ResponseRequest] | None = None
         self._form: ResponseFormat | None = None
         self._made: tuple[Json, Cuts] | None = None
@@ -117,12 +119,17 @@ class ResponseCall:
             raise InvalidRequest(
                 "This field is required.", param="input", code="missing_required_parameter"
             )
-        fields = chat_request(self.request, self._earlier) | self._shared
-        with client_names(NAMES):
+        self._tools = offered_tools(self.request)
+        fields = chat_request(self.request, self._earlier, self._tools) | self._shared
+        with client_names(self._names()):
             chat = parse_chat(fields)
         # Metadata is given back, so it is not without effect here.
-        ignored = tuple(name for name in self._own.ignored if name != "metadata")
-        return Parsed(chat.fields, ignored, self._own.unknown)
+        ignored = [name for name in self._own.ignored if name != "metadata"]
+        unheard = self._tools.unheard
+        return Parsed(chat.fields, (*ignored, *unheard), (*self._own.unknown, *unheard))
+
+    def _names(self) -> Names:
+        return [*NAMES, *self._tools.names()]
 
     def endpoint(self) -> Endpoint[ChatRequest]:
         return Endpoint(
@@ -132,7 +139,7 @@ class ResponseCall:
             self._format,
             framing(self._error),
             self._settle,
-            NAMES,
+            self._names(),
         )
 
     def stored(self, response: Json, cuts: Cuts = ()) -> StoredResponse:
@@ -150,7 +157,8 @@ class ResponseCall:
         del fields
         if self.background_id is not None:
             heading = replace(heading, id=self.background_id)
-        self._form = ResponseFormat(heading, names, groups, self.request, self._keep)
+        items = OutputItems(namespaces=self._tools.namespaces)
+        self._form = ResponseFormat(heading, names, groups, self.request, items, self._keep)
         return self._form
 
     def _keep(self, response: Json, cuts: Cuts) -> None:

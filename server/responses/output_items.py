@@ -8,7 +8,7 @@ One item is open at a time: thoughts, a message or a call.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from server.answers import Json
 from server.reading import ChatPiece, Thought
@@ -26,10 +26,15 @@ class OutputItems:
     enough to tell the same events again.
     """
 
-    def __init__(self, make_id: Callable[[str], str] = new_id) -> None:
+    def __init__(
+        self,
+        make_id: Callable[[str], str] = new_id,
+        namespaces: Mapping[str, str] | None = None,
+    ) -> None:
         self.done: list[Json] = []
         self.cuts: list[list[tuple[int, int]]] = []
         self._make_id = make_id
+        self._namespaces = namespaces or {}  # by function
         self._open: Json | None = None
 
     def add(self, piece: ChatPiece, rows: list[Json]) -> list[Json]:
@@ -120,7 +125,7 @@ class OutputItems:
         return {**head, "id": self._make_id("msg_"), "role": "assistant", "content": []}
 
     def _call(self, name: str) -> Json:
-        return {
+        call = {
             "id": self._make_id("fc_"),
             "type": "function_call",
             "status": "in_progress",
@@ -128,6 +133,9 @@ class OutputItems:
             "name": name,
             "arguments": "",
         }
+        if name in self._namespaces:
+            call["namespace"] = self._namespaces[name]
+        return call
 
 
 def _part(kind: str) -> Json:

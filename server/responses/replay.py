@@ -52,7 +52,8 @@ def _events(stored: StoredResponse) -> Iterator[Json]:
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     given = iter(_ids(response["output"]))
-    items = OutputItems(lambda _kind: next(given))
+    namespaces = {i["name"]: i["namespace"] for i in response["output"] if "namespace" in i}
+    items = OutputItems(lambda _kind: next(given), namespaces)
     for item, cuts in zip(response["output"], stored.cuts, strict=False):
         for piece, rows in _pieces(item, cuts):
             yield from items.add(piece, rows)

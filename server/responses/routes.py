@@ -20,6 +20,7 @@ from server.pages import page_of
 from server.responses.background import BackgroundRuns, write_events
 from server.responses.conversion import NAMES, chat_prompt, split
 from server.responses.creation import CreateResponse, earlier_items, find
+from server.responses.offered_tools import offered_tools
 from server.responses.schemas import ResponseRequest
 from server.responses.store import ResponseStore, StoredResponse
 from server.schemas import Parsed, parse_chat, parse_strict
@@ -79,8 +80,9 @@ class ResponseRoutes:
         earlier = await earlier_items(self._store, context.tenant, fields.previous_response_id)
 
         def count() -> int:
-            prompt = chat_prompt(fields, earlier)
-            with client_names(NAMES):
+            offered = offered_tools(fields)
+            prompt = chat_prompt(fields, earlier, offered)
+            with client_names([*NAMES, *offered.names()]):
                 return len(chat_tokens(parse_chat(prompt).fields, model))
 
         num_tokens = await self._services.workers.run(count)
@@ -131,7 +133,9 @@ def _wish(request: Request) -> tuple[bool, int]:
 def _parse_count(raw: dict[str, Any]) -> Parsed[ResponseRequest]:
     """All fields of a request for an answer are taken here too; what is refused there is here."""
     own, _ = split(raw)
-    return parse_strict(ResponseRequest, own)
+    parsed = parse_strict(ResponseRequest, own)
+    unheard = offered_tools(parsed.fields).unheard
+    return Parsed(parsed.fields, (*parsed.ignored, *unheard), (*parsed.unknown, *unheard))
 
 
 def _key(request: Request) -> tuple[str, str]:

@@ -43,12 +43,23 @@ class Reasoning(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class FunctionTool(Strict):
+class Function(Strict):
     type: Literal["function"]
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class Tool(Strict):
+    """A function, a namespace of them, or what only OpenAI's servers run: offered_tools.py."""
+
+    type: Annotated[str, Field(max_length=64)]
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    tools: list[Function] = Field(default_factory=list, max_length=128)
 
 
 class ResponseStreamOptions(Strict):
@@ -63,7 +74,7 @@ class CountRequest(Strict):
     )
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None
-    tools: list[FunctionTool] = Field(default_factory=list, max_length=128)
+    tools: list[Tool] = Field(default_factory=list, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig | None = None

@@ -285,6 +285,11 @@ async def test_errors_name_the_field_that_was_sent() -> None:
         ({"max_output_tokens": 900}, "max_output_tokens"),
         ({"text": {"format": bad}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "o"}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_object", "schema": {"type": "x"}}}},
+            "text.format.schema",
+        ),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [TOOL, {**TOOL, "parameters": {"type": "array"}}]}, "tools[1].parameters"),
@@ -366,3 +371,72 @@ async def test_the_store_forgets_with_time_and_stays_within_its_bound() -> None:
     clock[0] = 30.0
     assert not await store.delete(("a", "more-48"))
     assert store.num_bytes == 0
+
+
+WEB = {"type": "web_search", "search_context_size": "low"}
+GROUP = {
+    "type": "namespace",
+    "name": "sky",
+    "description": "All about the sky.",
+    "tools": [{**TOOL, "description": "Look up."}, {"type": "function", "name": "fly"}],
+}
+
+
+@in_loop
+async def test_functions_of_a_namespace_are_called_by_it() -> None:
+    """Codex sends such groups; the call, its events and what is stored bear the name."""
+    engine = TextEngine(SCRIPTS)
+    async with house(engine) as server:
+        plain = (await ask(server, "look up", tools=[GROUP])).json()
+        stream = await ask(server, "look up", tools=[GROUP], stream=True)
+        again = await server.client.get(f"{RESPONSES}/{plain['id']}?stream=true")
+        for response in (plain, accumulated(stream.text), accumulated(again.text)):
+            call = response["output"][-1]
+            assert (call["type"], call["name"], call["namespace"]) == (
+                "function_call",
+                "look",
+                "sky",
+            )
+        assert plain["tools"][0]["name"] == "sky"
+        assert [tool["name"] for tool in plain["tools"][0]["tools"]] == ["look", "fly"]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "and then"}
+        items = [{"role": "user", "content": "look up"}, *plain["output"], result]
+        assert (await ask(server, items, tools=[GROUP])).status_code == 200
+        other = (await ask(server, "look up", tools=[TOOL])).json()
+        assert "namespace" not in other["output"][-1]
+        prompt = bytes(token for token in engine.prompts[0] if token < 256).decode()
+        assert "namespace" not in prompt
+        wrong = {**GROUP, "tools": [TOOL, {**TOOL, "name": "a b"}]}
+        for tools, param in (
+            ([TOOL, wrong], "tools[1].tools[1].name"),
+            ([TOOL, GROUP], "tools"),
+            ([{"type": "namespace", "tools": []}], "tools[0].name"),
+        ):
+            error = (await ask(server, tools=tools)).json()["error"]
+            assert error["param"] == param, error
+
+
+@in_loop
+async def test_a_tool_that_only_openai_runs_is_not_offered_and_told_unless_it_is_relied_upon() -> (
+    None
+):
+    async with house(TextEngine(SCRIPTS)) as server:
+        for path, extra in ((RESPONSES, {}), (RESPONSES + "/input_tokens", {})):
+            body = {"model": MODEL, "input": "greet", "tools": [WEB, TOOL], **extra}
+            answer = await server.client.post(path, json=body)
+            assert answer.status_code == 200
+            told = answer.headers["x-paceline-ignored-params"].split(", ")
+            assert told == ["tools.search_context_size", "tools.web_search"]
+        shown = (await ask(server, tools=[WEB, TOOL])).json()["tools"]
+        assert [tool["type"] for tool in shown] == ["function"]
+        for fields in (
+            {"tools": [WEB]},
+            {"tools": [WEB, TOOL], "tool_choice": "required"},
+            {"tools": [WEB, TOOL], "tool_choice": {"type": "web_search"}},
+        ):
+            answer = await ask(server, **fields)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "tools[0].type"
+    async with house(TextEngine(SCRIPTS), ServerConfig(strict_requests=True)) as server:
+        answer = await ask(server, tools=[{"type": "web_search"}, TOOL])
+        assert answer.json()["error"]["param"] == "tools.web_search"
