@@ -97,6 +97,46 @@ def test_count_tokens(client: Anthropic) -> None:
     assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
 
 
+# As agents send it, whether or not a model can follow.
+AGENT: Any = {
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "high"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "metadata": {"user_id": "user_1"},
+    "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
+    "tools": [{**WEATHER, "cache_control": {"type": "ephemeral"}, "eager_input_streaming": True}],
+    "betas": ["context-management-2025-06-27", "effort-2025-11-24"],
+}
+
+
+def test_hints_of_an_agent_do_not_keep_it_from_its_answer(client: Anthropic) -> None:
+    asked: Any = {"model": MODEL, "max_tokens": 100, "messages": user("weather?"), **AGENT}
+    raw = client.beta.messages.with_raw_response.create(**asked)
+    assert "output_config.effort" in raw.headers["x-paceline-ignored-params"]
+    with client.beta.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    for made in (raw.parse(), streamed):
+        call = made.content[-1]
+        assert call.type == "tool_use"
+        assert call.input == {"city": "Paris"}
+        assert made.context_management is not None
+        assert made.context_management.applied_edits == []
+    del asked["max_tokens"], asked["metadata"]
+    counted = client.beta.messages.count_tokens(**asked)
+    assert counted.context_management is not None
+    assert counted.context_management.original_input_tokens == counted.input_tokens
+
+
+def test_models(client: Anthropic) -> None:
+    (model,) = client.models.list()
+    assert model.id == MODEL
+    assert model == client.models.retrieve(MODEL)
+    assert model.created_at.year > 2000
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.models.retrieve("other")
+    assert missing.value.request_id
+
+
 def test_errors_become_the_right_classes(client: Anthropic, url: str) -> None:
     with pytest.raises(anthropic.BadRequestError) as bad:
         client.messages.create(

@@ -218,6 +218,27 @@ def test_responses_parse_and_tools(client: OpenAI) -> None:
     assert final.output[0].parsed_arguments == {"city": "Paris"}
 
 
+def test_responses_in_the_way_of_an_agent(client: OpenAI) -> None:
+    """A group of functions, and a tool that only OpenAI runs, which is not offered."""
+    group: Any = {"type": "namespace", "name": "sky", "description": "", "tools": [FLAT_WEATHER]}
+    asked: Any = {
+        "model": MODEL,
+        "input": "weather?",
+        "tools": [group, {"type": "web_search"}],
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"summary": "auto"},
+        "store": False,
+    }
+    raw = client.responses.with_raw_response.create(**asked)
+    assert raw.headers["x-paceline-ignored-params"] == "tools.web_search"
+    with client.responses.stream(**asked) as stream:
+        streamed = stream.get_final_response()
+    for made in (raw.parse(), streamed):
+        call = made.output[-1]
+        assert call.type == "function_call"
+        assert (call.name, call.namespace) == ("get_weather", "sky")
+
+
 def test_responses_in_the_background(client: OpenAI) -> None:
     started = client.responses.create(model=MODEL, input="hello", background=True)
     assert started.status == "in_progress"
