@@ -16,7 +16,8 @@ from server.choice import Delta
 from server.errors import MAX_MESSAGE_CHARS, ApiError, cut
 from server.generation import PromptGroup
 from server.logprobs import Entry, TokenNames, chat_content
-from server.reading import ChatPiece, Reader, Reading, Thought
+from server.reading import ChatPiece, Reader, Reading
+from server.responses.content_rows import ContentRows
 from server.responses.offered_tools import shown_tools
 from server.responses.output_items import OutputItems
 from server.responses.schemas import ResponseRequest
@@ -57,13 +58,14 @@ class ResponseFormat:
     ) -> None:
         (group,) = groups
         self._names = names
-        self._reader = Reader(group.reading or Reading())
+        reading = group.reading or Reading()
+        self._reader = Reader(reading)
+        self._rows = ContentRows(reading)
         self._items = items
         self._skeleton = skeleton(request, heading.id, heading.created, heading.model)
         self._keep = keep
         self._sequence = 0
         self._reason: FinishReason | None = None
-        self._waiting: list[Json] = []  # log-probabilities of text that is read but not written
 
     def opening(self, usage: Json) -> list[str]:
         del usage
@@ -77,11 +79,12 @@ class ResponseFormat:
 
     def events(self, index: int, delta: Delta, usage: Json | None) -> list[str]:
         del index, usage
-        self._waiting += chat_content(delta.entries, self._names)
+        self._rows.waiting += self.rows(delta.entries)
         return self._numbered(self._read(delta.text, delta.finish_reason))
 
     def rows(self, entries: list[Entry]) -> list[Any]:
-        return chat_content(entries, self._names)
+        offsets = [entry.offset for entry in entries]
+        return list(zip(offsets, chat_content(entries, self._names), strict=True))
 
     def closing(self, usage: Json, timings: Json | None) -> list[str]:
         response = self._finished(usage, timings)
@@ -90,7 +93,7 @@ class ResponseFormat:
 
     def body(self, choices: list[CollectedChoice], usage: Json, timings: Json | None) -> Json:
         (choice,) = choices
-        self._waiting = choice.rows
+        self._rows.waiting = choice.rows
         self._read(choice.text, choice.finish_reason)
         return self._finished(usage, timings)
 
@@ -99,12 +102,10 @@ class ResponseFormat:
         if reason is not None:
             pieces += self._reader.finish()
             self._reason = reason
+        self._rows.read(text)
         made = []
         for piece in pieces:
-            rows: list[Json] = []
-            if not isinstance(piece, Thought):
-                rows, self._waiting = self._waiting, []
-            made += self._items.add(piece, rows)
+            made += self._items.add(piece, self._rows.of(piece))
         if reason is not None:
             made += self._items.finish(is_cut=reason is FinishReason.LENGTH)
         return made
