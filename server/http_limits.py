@@ -13,6 +13,7 @@ import json
 import logging
 import resource
 import time
+import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httptools
@@ -270,12 +271,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def _say(self, refusal: Refusal) -> None:
         if self.transport.is_closing():
             return
-        log.debug("a connection is refused: %s", refusal.message)
+        request_id = uuid.uuid4().hex
+        log.debug("request %s: a connection is refused: %s", request_id, refusal.message)
         error: dict[str, Any] = {"message": refusal.message, "type": "invalid_request_error"}
         body = json.dumps({"error": {**error, "param": None, "code": refusal.code}}).encode()
         head = (
             f"HTTP/1.1 {refusal.status} {refusal.reason}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n"
+            "connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()

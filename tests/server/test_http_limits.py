@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -166,6 +167,7 @@ def test_http_1_1_without_one_host_gets_400(hosts: bytes) -> None:
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"one Host header" in answer
         assert answer.count(b"bad_request") == 1
+        assert re.search(rb"\r\nx-request-id: [0-9a-f]{32}\r\n", answer)
 
     run(talk)
 
