@@ -182,6 +182,9 @@ def used(usage: Json) -> Json:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {
+            "thinking_tokens": usage["completion_tokens_details"]["reasoning_tokens"]
+        },
     }
 
 

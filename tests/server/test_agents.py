@@ -191,6 +191,8 @@ async def test_thoughts_that_are_omitted_are_empty_blocks() -> None:
             plain = (await ask(server, "think", thinking=thinking)).json()
             stream = (await ask(server, "think", thinking=thinking, stream=True)).text
             for message in (plain, accumulated(named_events(stream))):
+                thoughts = message["usage"]["output_tokens_details"]["thinking_tokens"]
+                assert len("<think>Hm.") < thoughts < message["usage"]["output_tokens"]
                 kinds = [(block["type"], block.get("thinking")) for block in message["content"]]
                 assert kinds == [("thinking", thought), ("text", None)], display
 
