@@ -36,16 +36,20 @@ inline int32_t four_bytes(const int8_t* p) {
 
 #if defined(PACELINE_AVX512)
 
-// acc += the products of sixteen outputs, four k each, with the four bytes at x. Those are an operand in
-// memory, which the compiler would rather load by itself: an instruction more, and slower by 4 %.
-inline void dot_four(I16& acc, __m512i w, const int8_t* x) {
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(w), "m"(*reinterpret_cast<const int32_t*>(x)));
-}
-
+// acc += the products of sixteen outputs, four k each, with four bytes of each row. Used once, those are
+// an operand in memory, which the compiler would rather load by itself: an instruction more.
 template <int Rows, int Halves>
 inline void dot_step(const __m512i (&w)[Halves], const int8_t* x, I16 (&acc)[Rows][Halves]) {
-  PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
-    PACELINE_UNROLL for (int h = 0; h < Halves; ++h) dot_four(acc[r][h], w[h], x + r * kBlock);
+  PACELINE_UNROLL for (int r = 0; r < Rows; ++r, x += kBlock) {
+    if constexpr (Halves == 1) {
+      const int32_t* four = reinterpret_cast<const int32_t*>(x);
+      asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc[r][0].v) : "v"(w[0]), "m"(*four));
+    } else {
+      const __m512i four = _mm512_set1_epi32(four_bytes(x));
+      PACELINE_UNROLL for (int h = 0; h < Halves; ++h)
+        acc[r][h].v = _mm512_dpbusd_epi32(acc[r][h].v, w[h], four);
+    }
+  }
 }
 
 template <bool Nibbles, int Rows, int Halves>
