@@ -64,6 +64,9 @@ def _functions(place: str, tool: Tool) -> Iterator[tuple[str, Function, str | No
         raise InvalidRequest(
             "This field is required.", param=f"{place}.name", code="missing_required_parameter"
         )
+    foreign = {"tools"} if tool.type == "function" else {"parameters", "strict"}
+    for name in sorted(foreign & tool.model_fields_set):
+        raise InvalidRequest(f"A {tool.type} has none.", param=f"{place}.{name}")
     if tool.type == "function":
         function = Function.model_validate({**tool.model_dump(), "name": tool.name})
         yield place, function, tool.description

@@ -46,6 +46,8 @@ async def test_functions_of_a_namespace_are_called_by_it() -> None:
             ([TOOL, wrong], "tools[1].tools[1].name"),
             ([TOOL, GROUP], "tools"),
             ([{"type": "namespace", "tools": []}], "tools[0].name"),
+            ([{**GROUP, "strict": True}], "tools[0].strict"),
+            ([{**TOOL, "tools": [TOOL]}], "tools[0].tools"),
         ):
             error = (await ask(server, tools=tools)).json()["error"]
             assert error["param"] == param, error
