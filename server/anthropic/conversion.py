@@ -24,6 +24,7 @@ from server.errors import InvalidRequest
 from server.field_names import client_names
 from server.prepare import ServedModel
 from server.schemas import SHARED, WITHOUT_EFFECT, ChatRequest, Parsed, parse_fields, parse_strict
+from server.structured import schema_part
 from server.unserved import refuse_unserved
 
 NOT_HERE = "This field is not supported by this server."
@@ -180,6 +181,8 @@ def _format(fields: MessagesRequest) -> OutputFormat | None:
             "This is the older place of output_config.format; give one of them.",
             param="output_format",
         )
+    if fields.output_format is not None:
+        schema_part(fields.output_format.schema_, "output_format.schema")  # named as it was sent
     return form or fields.output_format
 
 

@@ -274,6 +274,7 @@ async def test_errors_name_the_field_that_was_sent() -> None:
     schema = {"type": "json_schema", "schema": {"not": {}}}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"output_config": {"format": schema}}, "output_config.format.schema"),
+        ({"output_format": schema}, "output_format.schema"),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{**TOOL, "input_schema": {"type": "array"}}]}, "tools[0].input_schema"),
         ({"max_tokens": 9999}, "max_tokens"),
