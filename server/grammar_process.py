@@ -6,6 +6,7 @@ outlives its request. Knows no HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -20,6 +21,11 @@ from server.grammar_text import Grammar
 _WORKER = "from server.grammar_worker import main; main()"
 # Wall clock past the CPU limit, and for a start; reached only if the child hardly runs.
 _GRACE_SECONDS = 30.0
+_TOO_MUCH_MEMORY = "compiling it needs too much memory"
+
+
+class _Killed(Exception):
+    """Somebody ended the child; if it is the kernel, it may be for what the grammar took."""
 
 
 class GrammarProcess:
@@ -49,8 +55,9 @@ class GrammarProcess:
             ],
             "seconds": self._max_seconds,
         }
+        message = json.dumps(request).encode()
         with self._lock:
-            answer = self._ask(self._running(), json.dumps(request).encode())
+            answer = self._judge(message)
             if "is_spent" in answer:
                 self._end()
         if "error" in answer:
@@ -61,13 +68,20 @@ class GrammarProcess:
         with self._lock:
             self._end()
 
+    def _judge(self, message: bytes) -> dict[str, str]:
+        """Once more if the child was killed: none of our limits does that, others may have."""
+        for _ in range(2):
+            with contextlib.suppress(_Killed):
+                return self._ask(self._running(), message)
+        raise GrammarError(_TOO_MUCH_MEMORY)
+
     def _running(self) -> Child:
         if self._child is None or not self._child.alive():
             self._end()
             self._child = Child(_WORKER, stderr=subprocess.DEVNULL)  # compilers that give up
             try:
                 self._ask(self._child, *_as_messages(self._vocabulary))
-            except GrammarError:  # it has got none
+            except (GrammarError, _Killed):  # it has got no grammar
                 raise OSError("the process that tries out grammars did not start") from None
         return self._child
 
@@ -79,10 +93,14 @@ class GrammarProcess:
                 child.send(message, timeout)
             return child.receive(timeout)
         except (OSError, EOFError):
-            late = child.exit_code() in (-signal.SIGPROF, None)
+            code = child.exit_code()
             self._end()
-            why = f"takes longer than {self._max_seconds:g} s" if late else "needs too much memory"
-            raise GrammarError(f"compiling it {why}") from None
+            if code in (-signal.SIGPROF, None):
+                why = f"compiling it takes longer than {self._max_seconds:g} s"
+                raise GrammarError(why) from None
+            if code == -signal.SIGKILL:
+                raise _Killed from None
+            raise GrammarError(_TOO_MUCH_MEMORY) from None
 
     def _end(self) -> None:
         if self._child is not None:
