@@ -47,8 +47,9 @@ _LIMITS: dict[str, Any] = {
 # A row of what a schema makes is as long as it has properties; of what a client wrote as rules, as
 # long as it is ambiguous, and then the work of a token grows with its square.
 _ITEMS_OF_RULES = 400
-# Tokens of a kind are allowed all at once where a grammar lets in whatever is of that kind. Patterns
-# of names and identifiers let in lower-case letters; of white space alone there are few tokens.
+# Tokens of a kind are allowed all at once where a grammar lets in whatever is of that kind.
+# Patterns of names and identifiers let in lower-case letters; of white space alone there are few
+# tokens.
 _LOWER_CASE = "[a-z]{1,10}"
 # What fuel does not count: a sequence may need so much CPU time for a token, and fall so far
 # behind that. Hundreds of times what a schema needs, since CPU time is no exact measure.
