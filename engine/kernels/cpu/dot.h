@@ -119,6 +119,7 @@ template <bool Nibbles, int Rows>
 inline void dot_eight(const uint8_t* w, const int8_t* x, [[maybe_unused]] const int32_t* start,
                       __m256i (&acc)[Rows]) {
   const __m256i low = _mm256_set1_epi8(15);
+  asm volatile("" ::: "memory");  // or GCC loads the rows' bytes once for all outputs, and spills them
   __m256i sums[Rows];
   PACELINE_UNROLL for (int r = 0; r < Rows; ++r) sums[r] = _mm256_setzero_si256();
 
