@@ -6,7 +6,6 @@
 // A row is quantised from its own values only, so it never depends on its neighbours.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <limits>
 
@@ -25,8 +24,8 @@ struct QuantBlock {
 };
 
 inline void quantise_block(const float* x, QuantBlock& out, int row) {
-  const F16 a = load(x), b = load(x + kLanes), larger_a = abs(a), larger_b = abs(b);
-  const uint32_t bits = std::max(largest_bits(larger_a), largest_bits(larger_b));
+  const F16 a = load(x), b = load(x + kLanes);
+  const uint32_t bits = largest_bits(abs(a), abs(b));
   const bool finite = bits < 0x7f800000;
   float largest;
   std::memcpy(&largest, &bits, sizeof largest);

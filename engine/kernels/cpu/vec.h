@@ -300,22 +300,29 @@ inline float reduce_max(F16 a) {
 }
 #endif
 
-// Of lanes that are not negative, the largest as a bit pattern: an infinity is 0x7f800000, a nan more.
-inline uint32_t largest_bits(F16 a) {
+// The largest lane of two without negative ones, as its bits: an infinity is 0x7f800000, a nan more.
+inline uint32_t largest_bits(F16 a, F16 b) {
 #if defined(PACELINE_AVX512) || defined(PACELINE_AVX2)
-  __m256 lo, hi;
-  halves(a, lo, hi);
-  const __m256i s = _mm256_max_epi32(_mm256_castps_si256(lo), _mm256_castps_si256(hi));
+  __m256 parts[4];
+  halves(a, parts[0], parts[1]);
+  halves(b, parts[2], parts[3]);
+  const auto larger = [&](int i) {
+    return _mm256_max_epi32(_mm256_castps_si256(parts[i]), _mm256_castps_si256(parts[i + 2]));
+  };
+  const __m256i s = _mm256_max_epi32(larger(0), larger(1));
   __m128i q = _mm_max_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
   q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0x4e));
   q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1));
   return static_cast<uint32_t>(_mm_cvtsi128_si32(q));
 #elif defined(PACELINE_NEON)
-  const auto bits = [&](int i) { return vreinterpretq_u32_f32(a.v[i]); };
-  return vmaxvq_u32(vmaxq_u32(vmaxq_u32(bits(0), bits(1)), vmaxq_u32(bits(2), bits(3))));
+  const auto larger = [&](int i) {
+    return vmaxq_u32(vreinterpretq_u32_f32(a.v[i]), vreinterpretq_u32_f32(b.v[i]));
+  };
+  return vmaxvq_u32(vmaxq_u32(vmaxq_u32(larger(0), larger(1)), vmaxq_u32(larger(2), larger(3))));
 #else
-  uint32_t bits[kLanes], largest = 0;
-  std::memcpy(bits, a.v, sizeof bits);
+  uint32_t bits[2 * kLanes], largest = 0;
+  std::memcpy(bits, a.v, sizeof a.v);
+  std::memcpy(bits + kLanes, b.v, sizeof b.v);
   for (const uint32_t x : bits) largest = x > largest ? x : largest;
   return largest;
 #endif
