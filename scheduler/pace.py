@@ -4,17 +4,24 @@ Owns a model of the step time, learnt from what steps took, and the budget that 
 target. It must not know sequences or blocks; time comes in as measured seconds, so the same results
 give the same budgets.
 
-    seconds of a step = what its decodes take alone + seconds of a prompt token x prompt tokens
+    seconds of a step = fixed + seconds of a decode x decodes + seconds of a prompt token x tokens
+
+Each step corrects all three, a larger term by more of itself: the normalised least mean squares
+rule (Widrow and Hoff, 1960) in relative terms. Under load every step has prompt tokens and decodes
+may never be seen alone, so none of them may wait for a step that shows it.
 """
 
 from __future__ import annotations
 
-# How fast an estimate follows: the weight of the newest step.
+# How fast the model follows: the weight of the newest step.
 _NEWEST = 0.2
 # A step is aimed at this share of the target; the rest is planning, transport and noise.
 _AIM = 0.9
-# A chunk smaller than this tells more about noise than about the cost of a prompt token.
-_MIN_MEASURED_TOKENS = 8
+# Below the resolution of any clock that times a step.
+_LEAST = 1e-9
+# What of the first step is taken for fixed: decodes wait for the weights, prompts for products.
+_FIXED_OF_DECODES = 0.9
+_FIXED_OF_PROMPTS = 0.1
 
 
 class Pace:
@@ -29,37 +36,38 @@ class Pace:
         self._target = target_seconds
         self._min_tokens = min(min_tokens, max_tokens)
         self._max_tokens = max_tokens
-        self._decode_seconds = 0.0  # of a step without prompt tokens, with `_num_decodes` rows
-        self._num_decodes = 0
-        self._token_seconds = 0.0  # of a prompt token; 0 before one was measured
+        self._fixed = 0.0
+        self._of_decode = 0.0
+        self._of_token = 0.0  # of a prompt; 0 before anything was measured
 
     def prompt_tokens(self, num_decodes: int) -> int:
         """How many prompt tokens may join `num_decodes` decodes in one step."""
-        if self._target is None or num_decodes == 0 or self._token_seconds == 0.0:
+        if self._target is None or num_decodes == 0 or self._of_token == 0.0:
             return self._max_tokens
-        left = self._target * _AIM - self._decodes(num_decodes)
-        return max(self._min_tokens, min(self._max_tokens, int(left / self._token_seconds)))
+        left = self._target * _AIM - self._fixed - self._of_decode * num_decodes
+        return int(max(self._min_tokens, min(self._max_tokens, left / self._of_token)))
 
     def observe(self, num_prefill_tokens: int, num_decodes: int, seconds: float) -> None:
         """A step of so many prompt tokens and decodes took `seconds` on the device."""
-        if seconds <= 0.0:
+        if seconds < _LEAST:
             return
-        if num_prefill_tokens == 0:
-            known = self._decodes(num_decodes)
-            self._decode_seconds = _follow(known, seconds)
-            self._num_decodes = num_decodes
-        elif num_prefill_tokens >= _MIN_MEASURED_TOKENS:
-            own = seconds - self._decodes(num_decodes)
-            # Decodes that were faster than we knew don't make a prompt token free.
-            own = max(own, seconds / (num_prefill_tokens + num_decodes))
-            self._token_seconds = _follow(self._token_seconds, own / num_prefill_tokens)
-
-    def _decodes(self, num_decodes: int) -> float:
-        """Decodes share the reading of the weights, so fewer of them hardly take less."""
-        if self._num_decodes == 0:
-            return 0.0
-        return self._decode_seconds * max(1.0, num_decodes / self._num_decodes)
-
-
-def _follow(known: float, measured: float) -> float:
-    return measured if known == 0.0 else known + _NEWEST * (measured - known)
+        if self._of_token == 0.0:
+            share = _FIXED_OF_PROMPTS if num_prefill_tokens else _FIXED_OF_DECODES
+            self._fixed = share * seconds
+            self._of_decode = self._of_token = (seconds - self._fixed) / (
+                num_prefill_tokens + num_decodes
+            )
+            return
+        terms = (
+            self._fixed,
+            self._of_decode * num_decodes,
+            self._of_token * num_prefill_tokens,
+        )
+        expected = sum(terms)
+        fixed, decodes, prompts = (term / expected for term in terms)
+        # A step that something else held up for long tells no more than one of twice the time.
+        error = min(seconds / expected - 1.0, 1.0)
+        step = _NEWEST * error / (fixed**2 + decodes**2 + prompts**2)
+        self._fixed *= 1.0 + step * fixed
+        self._of_decode *= 1.0 + step * decodes
+        self._of_token *= 1.0 + step * prompts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.simulated import SimulatedEngine, VirtualClock
@@ -96,16 +96,59 @@ def test_nothing_is_held_back_where_nobody_decodes() -> None:
     assert pace.prompt_tokens(1) == 16
 
 
+def observe(pace: Pace, truth: tuple[float, float, float], num_prefill: int, decodes: int) -> float:
+    fixed, of_decode, of_token = truth
+    seconds = fixed + of_decode * decodes + of_token * num_prefill
+    pace.observe(num_prefill, decodes, seconds)
+    return seconds
+
+
 def test_estimates_follow_a_machine_that_slows_down() -> None:
     pace = Pace(0.100, min_tokens=1, max_tokens=10_000)
-    pace.observe(0, 4, 0.010)
-    pace.observe(100, 4, 0.010 + 0.1)
-    fast = pace.prompt_tokens(4)
-    for _ in range(50):
-        pace.observe(100, 4, 0.010 + 0.4)
-    assert pace.prompt_tokens(4) == pytest.approx(fast / 4, rel=0.05)
+    budgets = []
+    for of_token in (0.001, 0.004):
+        for _ in range(100):
+            observe(pace, (0.010, 0.0, of_token), pace.prompt_tokens(4), 4)
+        budgets.append(pace.prompt_tokens(4))
+    assert budgets == [pytest.approx(80, rel=0.1), pytest.approx(20, rel=0.1)]
 
 
+def test_many_decodes_are_not_taken_for_as_many_lone_ones() -> None:
+    """A lone stream, then many at once with prompts behind them: no step decodes alone again."""
+    pace = Pace(0.100, min_tokens=16, max_tokens=512)
+    truth = (0.0037, 0.0005, 0.00035)
+    observe(pace, truth, 128, 0)
+    for _ in range(60):
+        observe(pace, truth, 0, 1)
+    seconds = [observe(pace, truth, pace.prompt_tokens(20), 20) for _ in range(20)]
+    assert min(seconds) > 0.070
+    assert max(seconds) < 0.110
+
+
+SECONDS = st.floats(1e-4, 1e-3)
+
+
+@given(
+    truth=st.tuples(st.floats(1e-3, 2e-2), SECONDS, SECONDS),
+    history=st.lists(
+        st.tuples(st.integers(0, 512), st.integers(1, 64), st.floats(1e-4, 10)), max_size=30
+    ),
+    decodes=st.integers(1, 40),
+)
+def test_what_was_learnt_wrongly_does_not_last(
+    truth: tuple[float, float, float], history: list[tuple[int, int, float]], decodes: int
+) -> None:
+    """Though from here on no step has decodes alone, or prompts alone."""
+    pace = Pace(0.100, min_tokens=16, max_tokens=512)
+    for num_prefill, num_decodes, seconds in history:
+        pace.observe(num_prefill, num_decodes, seconds)
+    for _ in range(150):
+        tokens = pace.prompt_tokens(decodes)
+        seconds = observe(pace, truth, tokens, decodes)
+    assert 0.080 < seconds < 0.100 or (tokens == 512 and seconds < 0.1)
+
+
+@example([(89, 0, 2.3e-308)], 1)
 @given(
     st.lists(
         st.tuples(st.integers(0, 600), st.integers(0, 64), st.floats(0, 10, allow_nan=False)),
