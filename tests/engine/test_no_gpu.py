@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.kernels.cpu.library import available_tiers
 from tests.structured.server import real_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,7 @@ def test_a_server_on_a_cpu_neither_has_nor_imports_any_of_it(
     imports = [line.split() for line in log.read_text().splitlines()]
     names = {name for _, name in imports}
     assert len({pid for pid, _ in imports}) > 1, "the core is a process of its own"
-    assert ("engine.torch_engine" in names) is (kernels == "reference")
+    on_torch = kernels == "reference" or not available_tiers()
+    assert ("engine.torch_engine" in names) is on_torch
     assert "engine.step_engine" in names
     assert not [name for name in names if name.startswith(OF_A_GPU)]
