@@ -49,6 +49,11 @@ def concatenated(parts: Sequence[Array]) -> Array:
     return torch.cat(list(parts))
 
 
+def rows_at(rows: Array, indices: Ints, device: torch.device | None) -> Array:
+    """rows [n, ...] at ascending, different indices; the array itself where they are all."""
+    return rows if len(indices) == len(rows) else rows[to_device(indices, device)]
+
+
 def largest_magnitudes(rows: Array) -> Array:
     """[rows] float32 of [rows, n]; a nan stays one."""
     if isinstance(rows, np.ndarray):

@@ -45,6 +45,29 @@ class Batch:
         return self.starts + self.lengths
 
 
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The tokens whose hidden states a step gives: of each row the last, of some rows all.
+
+    The last is among them though it may not be sampled from: it has seen the row's other tokens,
+    so a number that is not finite shows there.
+    """
+
+    tokens: Ints  # [outputs] of the batch, ascending
+    offsets: Ints  # [rows + 1]; row i has outputs offsets[i] .. offsets[i + 1] - 1
+
+    @classmethod
+    def of(cls, batch: Batch, whole: NDArray[np.bool_]) -> Outputs:
+        """`whole` [rows]: the rows of which all are wanted."""
+        if not whole.any():
+            return cls(batch.offsets[1:] - 1, np.arange(len(whole) + 1))
+        offsets = np.zeros(len(whole) + 1, dtype=np.int64)
+        counts = np.where(whole, batch.lengths, 1)
+        np.cumsum(counts, out=offsets[1:])
+        first = batch.offsets[1:] - counts
+        return cls(np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts), offsets)
+
+
 class SlotTables:
     """What each slot holds: its token ids (on the device) and its block table (on the host).
 

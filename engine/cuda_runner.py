@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.arrays import Ints, rows_at
 from engine.attention import fused_attention
 from engine.attention.triton import Columns
 from engine.batch import Batch
@@ -87,7 +88,7 @@ class CudaRunner:
         return self._decoder.logits(hidden)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, outputs: Ints) -> Tensor:
         """A captured graph where one fits; else eagerly, in pieces if memory is short."""
         if self.graphs is not None and (batch.lengths == 1).all():
             hidden = self.graphs.replay(batch)
@@ -96,7 +97,8 @@ class CudaRunner:
             hidden = self._forward_in_pieces(batch, len(batch.token_ids))
             self.graphs.capture_next()
             return hidden
-        return self._forward_in_pieces(batch, len(batch.token_ids))
+        hidden = self._forward_in_pieces(batch, len(batch.token_ids))
+        return rows_at(hidden, outputs, hidden.device)
 
     def _forward_in_pieces(self, batch: Batch, max_tokens: int) -> Tensor:
         """Rows do not see each other, and a row is the sum of shorter ones: so halves will do."""

@@ -105,24 +105,29 @@ class NativeModel:
         positions: Ints,  # [tokens], ascending by one within a row
         row_starts: Ints,  # [rows + 1]; row i is tokens row_starts[i] .. row_starts[i + 1] - 1
         block_tables: Ints,  # [rows, blocks]
+        outputs: Ints | None = None,  # [outputs] tokens, ascending; None: all
     ) -> Floats:
         """Run a step: write KV at `positions`, attend causally.
 
-        Returns hidden states after the final norm, [tokens, hidden], valid until the next step. A
-        token that met a nan or an infinity has nans, no other has. Raises KernelError, with nothing
-        computed, when an index is out of range or the step has too many tokens.
+        Returns hidden states of the outputs after the final norm, [outputs, hidden], valid until
+        the next step. A token that met a nan or an infinity has nans, no other has. Raises
+        KernelError, with nothing computed, when an index is out of range, the step has too many
+        tokens, or tokens and no output.
         """
+        if outputs is None:
+            outputs = np.arange(len(token_ids), dtype=np.int32)
         arrays = [
             np.ascontiguousarray(a, dtype=np.int32)
-            for a in (token_ids, positions, row_starts, block_tables)
+            for a in (token_ids, positions, row_starts, block_tables, outputs)
         ]
-        num_tokens = len(arrays[0])
-        if len(self._hidden) < num_tokens:
-            self._hidden = np.empty((num_tokens, self.config.hidden_size), dtype=np.float32)
+        num_outputs = len(outputs)
+        if len(self._hidden) < num_outputs:
+            self._hidden = np.empty((num_outputs, self.config.hidden_size), dtype=np.float32)
         batch = library.Batch(
-            num_tokens, len(arrays[2]) - 1, arrays[3].shape[1], *(a.ctypes.data for a in arrays)
-        )
-        hidden = self._hidden[:num_tokens]
+            len(arrays[0]), len(arrays[2]) - 1, arrays[3].shape[1], num_outputs,
+            *(a.ctypes.data for a in arrays),
+        )  # fmt: skip
+        hidden = self._hidden[:num_outputs]
         check(self._library.paceline_forward(self._handle, ctypes.byref(batch), hidden.ctypes.data))
         return hidden
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.arrays import Ints
 from engine.batch import Batch
 from engine.gguf_weights import GGUFWeights
 from engine.grammar import GrammarCompiler
@@ -91,13 +92,14 @@ class NativeRunner:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._model.copy_blocks(pairs)
 
-    def forward(self, batch: Batch) -> Floats:
-        """Stores the KV of all tokens; [tokens, hidden], valid until the next step."""
+    def forward(self, batch: Batch, outputs: Ints) -> Floats:
+        """Stores the KV of all tokens; [outputs, hidden], valid until the next step."""
         return self._model.forward(
             token_ids=batch.token_ids.astype(np.int32),
             positions=batch.positions.astype(np.int32),
             row_starts=batch.offsets.astype(np.int32),
             block_tables=batch.block_tables,
+            outputs=outputs.astype(np.int32),
         )
 
     def logits(self, hidden: Floats) -> Floats:

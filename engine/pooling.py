@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.arrays import Array, Ints, column_sums, stacked
-from engine.batch import Batch
+from engine.batch import Outputs
 from scheduler.types import Admission, Pooling
 
 
@@ -44,12 +47,20 @@ class Pooler:
         if pooling is not None and len(admission.token_ids) == admission.num_prompt_tokens:
             self._prompts[admission.slot] = _Prompt(pooling, admission.num_prompt_tokens)
 
+    def wanted(self, slots: Ints) -> NDArray[np.bool_]:
+        """Which of them need the hidden states of all their tokens."""
+        if not self._prompts:
+            return np.zeros(len(slots), dtype=np.bool_)
+        means = [slot for slot, p in self._prompts.items() if p.pooling is Pooling.MEAN]
+        return np.isin(slots, means)
+
     def pool(
         self,
-        batch: Batch,
         slots: Ints,
         sampled: Ints,
-        hidden: Array,  # [tokens, hidden]
+        *,
+        outputs: Outputs,
+        hidden: Array,  # [outputs, hidden]
     ) -> PooledPrompts | None:
         """The prompts that end in this step, at rows that sample; None if there is none."""
         if not self._prompts:
@@ -60,9 +71,7 @@ class Pooler:
             prompt = self._prompts.get(slot)
             if prompt is None:
                 continue
-            begin, start = int(batch.offsets[row]), int(batch.starts[row])
-            length = min(int(batch.lengths[row]), prompt.num_tokens - start)
-            states = hidden[begin : begin + length]
+            states = hidden[outputs.offsets[row] : outputs.offsets[row + 1]]
             if prompt.pooling is Pooling.MEAN:
                 total = column_sums(states)
                 prompt.total = total if prompt.total is None else prompt.total + total

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.arrays import Array, Ints, to_device
-from engine.batch import Batch
+from engine.batch import Batch, Outputs
 from engine.logprobs import MAX_LOGITS, Logprobs
 from scheduler.types import Admission
 
@@ -63,12 +64,17 @@ class PromptScorer:
         self._num_top[admission.slot] = -1 if wanted is None else wanted
         self._wanted = bool((self._num_top >= 0).any())
 
+    def wanted(self, slots: Ints) -> NDArray[np.bool_]:
+        """Which of them need the hidden states of all their tokens."""
+        return self._num_top[slots] >= 0
+
     def score(
         self,
         batch: Batch,
         slots: Ints,
         *,
-        hidden: Array,  # [tokens, hidden]
+        outputs: Outputs,
+        hidden: Array,  # [outputs, hidden]
         logits: Callable[[Array], Array],  # [rows, hidden] -> [rows, vocab] float32
         token_table: Array,
     ) -> ScoredPrompts | None:
@@ -83,7 +89,7 @@ class PromptScorer:
         counts = counts[rows]
         row = np.repeat(rows, counts)
         place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        tokens = to_device(batch.offsets[row] + place, self._device)
+        tokens = to_device(outputs.offsets[row] + place, self._device)
         next_position = to_device(batch.starts[row] + place + 1, self._device)
         targets = token_table[to_device(slots[row], self._device), next_position]
 

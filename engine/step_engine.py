@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from engine.arrays import Array, Ints, largest_magnitudes, to_device
-from engine.batch import Batch, SlotTables
+from engine.arrays import Array, Ints, largest_magnitudes, rows_at
+from engine.batch import Batch, Outputs, SlotTables
 from engine.grammar import GrammarCompiler
 from engine.pooling import Pooler
 from engine.prompt_scores import PromptScorer
@@ -34,8 +34,11 @@ class ModelRunner(Protocol):
         """Copy KV blocks of all layers, (source, target) each, in order."""
         ...
 
-    def forward(self, batch: Batch) -> Array:
-        """Store the KV of all tokens; hidden states after the final norm [tokens, hidden]."""
+    def forward(self, batch: Batch, outputs: Ints) -> Array:
+        """Store the KV of all tokens; hidden states of `outputs` after the final norm.
+
+        `outputs` are tokens of the batch, ascending; each row's last is one. [outputs, hidden]
+        """
         ...
 
     def logits(self, hidden: Array) -> Array:
@@ -102,18 +105,22 @@ class StepEngine:
         batch = self._tables.batch(plan)
         slots = np.asarray(plan.slots, dtype=np.int64)
         sampled = np.flatnonzero(np.frombuffer(plan.samples, dtype=np.uint8))
-        hidden = self._runner.forward(batch)
+        whole = self._prompts.wanted(slots) | self._pooler.wanted(slots)
+        outputs = Outputs.of(batch, whole)
+        hidden = self._runner.forward(batch, outputs.tokens)
         timer.mark()
 
         prompts = self._prompts.score(
             batch,
             slots,
+            outputs=outputs,
             hidden=hidden,
             logits=self._runner.logits,
             token_table=self._tables.token_table,
         )
-        samples = self._sample(batch, slots, sampled, hidden) if len(sampled) else None
-        pooled = self._pooler.pool(batch, slots, sampled, hidden)
+        last = rows_at(hidden, outputs.offsets[1:][sampled] - 1, self._device)
+        samples = self._sample(batch, slots, sampled, last) if len(sampled) else None
+        pooled = self._pooler.pool(slots, sampled, outputs=outputs, hidden=hidden)
         tensors = StepTensors(
             hidden_peaks=largest_magnitudes(hidden),
             sampled=tuple(sampled.tolist()),
@@ -124,7 +131,7 @@ class StepEngine:
         faults = {
             row: self._faults[slot] for row, slot in enumerate(plan.slots) if slot in self._faults
         }
-        return PendingStep(plan, batch, tensors, faults=faults, timer=timer)
+        return PendingStep(plan, outputs, tensors, faults=faults, timer=timer)
 
     def warm_up(self, *, max_step_tokens: int) -> None:
         """Run the largest step that may come, so that memory runs out now or never.
@@ -188,11 +195,11 @@ class StepEngine:
         self._pooler.admit(admission)
 
     def _sample(self, batch: Batch, slots: Ints, sampled: Ints, hidden: Array) -> Samples:
-        """Sample rows `sampled` and write their tokens where the next step will look."""
-        ends = batch.ends
-        if len(sampled) < batch.offsets[-1]:
-            hidden = hidden[to_device(batch.offsets[1:][sampled] - 1, self._device)]
-            slots, ends = slots[sampled], ends[sampled]
+        """Sample rows `sampled` and write their tokens where the next step will look.
+
+        `hidden` are the states of their last tokens.
+        """
+        slots, ends = slots[sampled], batch.ends[sampled]
         logits = self._runner.logits(hidden)
         samples = self._sampler.sample(logits, slots, ends, self._tables.token_table)
         self._tables.write_tokens(slots, ends, samples.token_ids)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.arrays import Array, to_host
-from engine.batch import Batch
+from engine.batch import Outputs
 from engine.errors import CONSTRAINT, NOTHING_LEFT
 from engine.logprobs import Logprobs, as_token_logprobs
 from engine.pooling import PooledPrompts
@@ -60,7 +60,7 @@ class StepTimer:
 class StepTensors:
     """What a step leaves on the device. `sampled` are the rows of `samples`, in order."""
 
-    hidden_peaks: Array  # [tokens] float32: largest magnitude of each hidden state
+    hidden_peaks: Array  # [outputs] float32: largest magnitude of each hidden state
     sampled: tuple[int, ...]
     samples: Samples | None
     prompts: ScoredPrompts | None
@@ -76,13 +76,13 @@ class PendingStep:
     def __init__(
         self,
         plan: StepPlan,
-        batch: Batch,
+        outputs: Outputs,
         tensors: StepTensors,
         *,
         faults: dict[int, str],
         timer: StepTimer,
     ) -> None:
-        self._plan, self._batch, self._faults, self._timer = plan, batch, faults, timer
+        self._plan, self._outputs, self._faults, self._timer = plan, outputs, faults, timer
         self._sampled = tensors.sampled
         self._hidden_peaks = to_host(tensors.hidden_peaks)
         self._samples = self._prompts = None
@@ -149,7 +149,7 @@ class PendingStep:
             self._samples is None or np.isfinite(np.asarray(self._samples.peaks)).all()
         ):
             return errors
-        peaks = np.maximum.reduceat(peaks, self._batch.offsets[:-1])
+        peaks = np.maximum.reduceat(peaks, self._outputs.offsets[:-1])
         broken = np.flatnonzero(~np.isfinite(peaks)).tolist()
         if self._samples is not None:
             best = np.asarray(self._samples.peaks)

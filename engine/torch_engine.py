@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.arrays import Ints, rows_at
 from engine.attention import select_attention
 from engine.batch import Batch
 from engine.decoder import Decoder
@@ -58,8 +59,11 @@ class TorchRunner:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._cache.copy_blocks(pairs)
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self._decoder(batch.token_ids, batch.positions, self._attention.plan(batch))
+    def forward(self, batch: Batch, outputs: Ints) -> Tensor:
+        hidden: Tensor = self._decoder(
+            batch.token_ids, batch.positions, self._attention.plan(batch)
+        )
+        return rows_at(hidden, outputs, hidden.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._decoder.logits(hidden)

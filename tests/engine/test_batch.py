@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import SlotTables
+from engine.batch import Outputs, SlotTables
 from scheduler.types import StepPlan
 
 CPU = torch.device("cpu")
@@ -53,6 +53,19 @@ def test_rows_become_flat_tokens_positions_and_kv_slots() -> None:
     assert batch.offsets.tolist() == [0, 4, 5]
     assert batch.ends.tolist() == [6, 2]
     assert batch.block_tables.tolist() == [[7, 2], [9, -1]]
+
+
+def test_outputs_are_the_last_token_of_a_row_or_all_of_it() -> None:
+    tables = make_tables()
+    step = plan([(3, 0, 4), (0, 0, 1), (1, 0, 3)], [(3, 0, 7), (0, 0, 9), (1, 0, 2)])
+    tables.set_blocks(step)
+    batch = tables.batch(step)
+    outputs = Outputs.of(batch, np.array([False, False, False]))
+    assert (outputs.tokens.tolist(), outputs.offsets.tolist()) == ([3, 4, 7], [0, 1, 2, 3])
+    outputs = Outputs.of(batch, np.array([False, True, True]))
+    assert (outputs.tokens.tolist(), outputs.offsets.tolist()) == ([3, 4, 5, 6, 7], [0, 1, 2, 5])
+    outputs = Outputs.of(batch, np.array([True, False, False]))
+    assert (outputs.tokens.tolist(), outputs.offsets.tolist()) == ([0, 1, 2, 3, 4, 7], [0, 4, 5, 6])
 
 
 def test_sampled_token_is_read_by_the_next_batch() -> None:

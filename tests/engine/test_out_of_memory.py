@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.arrays import Ints
 from engine.batch import Batch
 from engine.loading import LoadedModel
 from engine.step_result import PendingStep
@@ -57,9 +58,9 @@ class ShortRunner(TorchRunner):
         self._layers, self._head = layers, head
         self.step = self.num_raised = 0
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, outputs: Ints) -> Tensor:
         self.step += 1
-        hidden = super().forward(batch)
+        hidden = super().forward(batch, outputs)
         self._maybe_raise(self._layers(self.step, batch))
         return hidden
 
@@ -179,8 +180,9 @@ def test_where_nothing_fits_each_request_ends_with_an_error(model: LoadedModel) 
 
 def test_another_error_of_a_step_is_none_of_memory(model: LoadedModel) -> None:
     class Broken(TorchRunner):
-        def forward(self, batch: Batch) -> Tensor:
-            raise RuntimeError(f"shape mismatch in {len(batch.lengths)} rows")
+        def forward(self, batch: Batch, outputs: Ints) -> Tensor:
+            rows, tokens = len(batch.lengths), len(outputs)
+            raise RuntimeError(f"shape mismatch in {tokens} tokens of {rows} rows")
 
     runner = Broken(model.decoder, num_blocks=128, block_size=8, dtype=torch.float32, device=CPU)
     with pytest.raises(EngineFailed, match="shape mismatch"):
@@ -195,8 +197,8 @@ def test_the_engine_holds_nothing_of_the_step_it_gave_up(
     held: list[weakref.ref[Tensor]] = []
 
     class Holding(TorchRunner):
-        def forward(self, batch: Batch) -> Tensor:
-            hidden = super().forward(batch)
+        def forward(self, batch: Batch, outputs: Ints) -> Tensor:
+            hidden = super().forward(batch, outputs)
             held.append(weakref.ref(hidden))
             raise type(error)(str(error))
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.arrays import Ints
 from engine.batch import Batch
 from engine.loading import LoadedModel, load_weights, open_model
 from engine.torch_engine import TorchEngine, TorchRunner
@@ -84,9 +85,9 @@ class ObservedRunner(TorchRunner):
         self.num_logit_rows: list[int] = []
         self._poison = poison
 
-    def forward(self, batch: Batch) -> Tensor:
-        hidden = super().forward(batch)
-        hidden[batch.token_ids == self._poison] = torch.nan
+    def forward(self, batch: Batch, outputs: Ints) -> Tensor:
+        hidden = super().forward(batch, outputs)
+        hidden[batch.token_ids[outputs] == self._poison] = torch.nan
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -417,8 +418,8 @@ def test_row_that_turns_to_nan_fails_alone(
     ]
     assert len(healthy) > 3
     engine = make_engine(model, runner=ObservedRunner(model, poison=poison))
-    early = Request(id="bad", prompt=(5, poison, *random_prompt(9, 1)), max_tokens=3)
-    served = serve(engine, [healthy[0], early, *healthy[1:]], max_step_tokens=32)
+    bad = Request(id="bad", prompt=(5, *random_prompt(9, 1), poison), max_tokens=3)
+    served = serve(engine, [healthy[0], bad, *healthy[1:]], max_step_tokens=32)
     assert served.answers["bad"].reason is FinishReason.ERROR
     assert "not finite" in served.answers["bad"].message
     for request in healthy:

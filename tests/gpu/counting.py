@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+import engine.arrays
 import engine.attention.triton
 import engine.batch
 import engine.kernels.triton.launch
@@ -27,7 +28,6 @@ import engine.kernels.triton.penalties
 import engine.kernels.triton.sampling
 import engine.prompt_scores
 import engine.sampler
-import engine.step_engine
 import engine.token_rules
 import engine.torch_sampling
 
@@ -46,7 +46,7 @@ UPLOADERS = (
     engine.kernels.triton.sampling,
     engine.prompt_scores,
     engine.sampler,
-    engine.step_engine,
+    engine.arrays,
     engine.token_rules,
     engine.torch_sampling,
 )

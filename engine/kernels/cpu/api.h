@@ -40,13 +40,15 @@ typedef struct {
 } paceline_config;
 
 /* One step. Row i is tokens row_starts[i] .. row_starts[i + 1] - 1, of one sequence and in
- * ascending positions; its block table is block_tables + i * table_stride. */
+ * ascending positions; its block table is block_tables + i * table_stride. Outputs are the tokens
+ * whose hidden states are asked for, in ascending order and at least one where there are tokens. */
 typedef struct {
-  int32_t num_tokens, num_rows, table_stride;
+  int32_t num_tokens, num_rows, table_stride, num_outputs;
   const int32_t* token_ids;    /* [num_tokens] */
   const int32_t* positions;    /* [num_tokens] */
   const int32_t* row_starts;   /* [num_rows + 1] */
   const int32_t* block_tables; /* [num_rows][table_stride] */
+  const int32_t* outputs;      /* [num_outputs] */
 } paceline_batch;
 
 /* How a row's token is chosen: the beginning of a row of engine.sampler.SLOT_COLUMNS. The rules are
@@ -84,7 +86,7 @@ typedef struct {
 typedef struct paceline_model paceline_model;
 
 /* Change it with anything in this file: library.py loads no library of another number. */
-#define PACELINE_ABI 7
+#define PACELINE_ABI 8
 int32_t paceline_abi(void);
 
 const char* paceline_tier(void);                /* the tier this library was compiled for */
@@ -106,8 +108,9 @@ int32_t paceline_set_linear(paceline_model* model, int32_t layer, int32_t which,
                             const float* bias);
 int32_t paceline_set_norm(paceline_model* model, int32_t layer, int32_t which, const float* weight);
 
-/* Runs a step: stores the KV of all tokens. out: hidden states after the final norm, [num_tokens]
- * [hidden]; a token whose computation met a nan or an infinity has nans there, no other has. */
+/* Runs a step: stores the KV of all tokens. out: hidden states of the outputs after the final norm,
+ * [num_outputs][hidden]; a token whose computation met a nan or an infinity has nans there, no other
+ * has. */
 int32_t paceline_forward(paceline_model* model, const paceline_batch* batch, float* hidden);
 /* hidden: [rows][hidden] from a step. out: logits [rows][vocab]. */
 int32_t paceline_logits(paceline_model* model, const float* hidden, int32_t rows, float* logits);

@@ -10,8 +10,11 @@ constexpr int kBlocksAhead = 128;  // a second's work or so, and none before the
 bool Model::valid(const paceline_batch& b) const {
   if (b.num_tokens < 0 || b.num_tokens > c_.max_tokens || b.num_rows < 0 ||
       b.table_stride < 0 || b.row_starts[0] != 0 ||
-      b.row_starts[b.num_rows] != b.num_tokens)
+      b.row_starts[b.num_rows] != b.num_tokens || b.num_outputs < (b.num_tokens > 0) ||
+      b.num_outputs > b.num_tokens)
     return false;
+  for (int i = 0; i < b.num_outputs; ++i)
+    if (b.outputs[i] <= (i ? b.outputs[i - 1] : -1) || b.outputs[i] >= b.num_tokens) return false;
   for (int i = 0; i < b.num_tokens; ++i)
     if (b.token_ids[i] < 0 || b.token_ids[i] >= c_.vocab || b.positions[i] < 0 ||
         b.positions[i] >= c_.max_positions)
@@ -32,16 +35,27 @@ bool Model::valid(const paceline_batch& b) const {
   return true;
 }
 
-void Model::plan_attention(const paceline_batch& b) {
-  num_items_ = 0;
+StepSizes Model::plan_attention(const paceline_batch& b) {
+  StepSizes sizes{b.num_tokens, 0, b.num_outputs, 0};
+  int output = 0;
   for (int row = 0; row < b.num_rows; ++row) {
-    std::fill(&token_rows_[b.row_starts[row]], &token_rows_[b.row_starts[row + 1] - 1] + 1, row);
-    for (int token = b.row_starts[row]; token < b.row_starts[row + 1]; token += kQueryTile) {
-      const int count = std::min(kQueryTile, b.row_starts[row + 1] - token);
+    const int end = b.row_starts[row + 1];
+    std::fill(&token_rows_[b.row_starts[row]], &token_rows_[end - 1] + 1, row);
+    for (int token = b.row_starts[row]; token < end; token += kQueryTile) {
+      const int count = std::min(kQueryTile, end - token);
       for (int head = 0; head < c_.num_kv_heads; ++head)
-        items_[num_items_++] = {row, token, count, head};
+        items_[sizes.items++] = {row, token, token, count, head};
+    }
+    while (output < b.num_outputs && b.outputs[output] < end) {
+      const int first = output;
+      while (++output < b.num_outputs && b.outputs[output] < end && output - first < kQueryTile &&
+             b.outputs[output] == b.outputs[output - 1] + 1) {
+      }
+      for (int head = 0; head < c_.num_kv_heads; ++head)
+        output_items_[sizes.output_items++] = {row, b.outputs[first], first, output - first, head};
     }
   }
+  return sizes;
 }
 
 // Blocks come in ascending order while there are any that were never used.
@@ -58,13 +72,11 @@ int Model::forward(const paceline_batch& batch, float* hidden) {
   if (!complete()) return PACELINE_INCOMPLETE;
   if (!valid(batch)) return PACELINE_BAD_BATCH;
   if (batch.num_tokens == 0) return 0;
-  plan_attention(batch);
+  const StepSizes sizes = plan_attention(batch);
   expect_blocks(batch);
   batch_ = batch;
   hidden_out_ = hidden;
-  run_timed([this, tokens = batch.num_tokens, items = num_items_](Phases& phases) {
-    step(phases, tokens, items);
-  });
+  run_timed([this, sizes](Phases& phases) { step(phases, sizes); });
   return 0;
 }
 

@@ -23,7 +23,7 @@ from ctypes import (
 from functools import cache
 from pathlib import Path
 
-ABI = 7  # PACELINE_ABI of api.h
+ABI = 8  # PACELINE_ABI of api.h
 TIERS = ("avx512vnni", "avxvnni", "avx2", "neon", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
 FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"
@@ -71,8 +71,9 @@ class Batch(Structure):
     """paceline_batch of api.h."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("num_tokens", "num_rows", "table_stride")),
+        *((name, c_int32) for name in ("num_tokens", "num_rows", "table_stride", "num_outputs")),
         *((name, c_void_p) for name in ("token_ids", "positions", "row_starts", "block_tables")),
+        ("outputs", c_void_p),
     )
 
 

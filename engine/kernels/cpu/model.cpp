@@ -61,6 +61,7 @@ bool Model::allocate() {
   const size_t tokens = static_cast<size_t>(c_.max_tokens);
   const size_t kv = layer_kv_bytes() * c_.num_layers;
   items_.resize(tokens * c_.num_kv_heads);
+  output_items_.resize(tokens * c_.num_kv_heads);
   token_rows_.resize(tokens);
   marked_.reserve(c_.num_layers * kPhasesPerLayer + 4);
   const bool allocated = sampling_.allocate(c_.vocab, c_.num_threads) &&

@@ -35,9 +35,15 @@ struct Layer {
   std::vector<float> norms[PACELINE_K_NORM + 1];  // empty: absent
 };
 
-// `count` query tokens of a row from `token` on, for one KV head.
+// `count` query tokens of a row from `token` on, for one KV head. Their results are tokens `to` and
+// on of what the layer goes on with.
 struct AttentionItem {
-  int row, token, count, kv_head;
+  int row, token, to, count, kv_head;
+};
+
+// The sizes of a step. In its last layer only the outputs go on after their keys and values are there.
+struct StepSizes {
+  int tokens, items, outputs, output_items;
 };
 
 constexpr int kQueryTile = 16;     // query tokens of an attention item
@@ -63,21 +69,21 @@ class Model {
  private:
   bool complete() const;
   bool valid(const paceline_batch& batch) const;
-  void plan_attention(const paceline_batch& batch);
+  StepSizes plan_attention(const paceline_batch& batch);
   void expect_blocks(const paceline_batch& batch);
-  void step(Phases& phases, int tokens, int items);
-  void layer_step(Phases& phases, int layer, int tokens, int items);
+  void step(Phases& phases, StepSizes sizes);
+  void layer_step(Phases& phases, int layer, StepSizes sizes);
   void embed(int token);
   void project_qkv(Phases& phases, const Layer& layer, const Activations& normed, int tokens);
   void gate_and_up(Phases& phases, const Layer& layer, const Activations& normed,
                    const Activations& gated, int tokens);
   void rope_and_store(const Layer& layer, int index, int token);
   template <class T>
-  void attend_item(int layer, int thread, int item);
+  void attend_item(int layer, int thread, const AttentionItem& item, const AttentionItem* next);
   template <class T>
   HeadKv<T> head_kv(int layer, const AttentionItem& item) const;
   template <class T>
-  RangePieces<T> first_pieces(int layer, int item) const;
+  RangePieces<T> first_pieces(int layer, const AttentionItem& item) const;
   Span seen(int layer, int token) const;
   Activations activations(const Buffer& buffer, int k) const;
   size_t scratch_floats() const;  // of one thread
@@ -107,8 +113,7 @@ class Model {
   Buffer qkv_;           // [max_tokens][q, k, v] fp32
   Buffer norm_act_, attention_act_, mlp_act_;  // activations of the next linear
   Buffer scratch_;       // per thread, for attention
-  std::vector<AttentionItem> items_;
-  int num_items_ = 0;
+  std::vector<AttentionItem> items_, output_items_;  // of the layers but the last, and of the last
   std::vector<int> token_rows_;  // [max_tokens] the row of each token
   paceline_batch batch_ = {};  // the step that runs
   float* hidden_out_ = nullptr;

@@ -148,15 +148,13 @@ void Model::embed(int token) {
              hidden_.as<float>() + static_cast<size_t>(token) * c_.hidden);
 }
 
-// The counts come as arguments since a thread may be late, when the next batch is there.
-void Model::step(Phases& phases, int tokens, int items) {
-  each_token(phases, tokens, [&](int token) { embed(token); });
+// The sizes come as arguments since a thread may be late, when the next batch is there.
+void Model::step(Phases& phases, StepSizes sizes) {
+  each_token(phases, sizes.tokens, [&](int token) { embed(token); });
   mark(phases, kEmbed);
-  for (int layer = 0; layer < c_.num_layers; ++layer) layer_step(phases, layer, tokens, items);
-  each_token(phases, tokens, [&](int token) {
-    const size_t at = static_cast<size_t>(token) * c_.hidden;
-    std::memcpy(hidden_out_ + at, hidden_.as<float>() + at, sizeof(float) * c_.hidden);
-    rms_norm_in_place(hidden_out_ + at, final_norm_, c_.norm_eps);
+  for (int layer = 0; layer < c_.num_layers; ++layer) layer_step(phases, layer, sizes);
+  each_token(phases, sizes.outputs, [&](int i) {
+    rms_norm_in_place(hidden_out_ + static_cast<size_t>(i) * c_.hidden, final_norm_, c_.norm_eps);
   });
   mark(phases, kNorm);
 }
@@ -181,40 +179,55 @@ int Model::logits(const float* hidden, int rows, float* logits) {
   return 0;
 }
 
-void Model::layer_step(Phases& phases, int index, int tokens, int items) {
+void Model::layer_step(Phases& phases, int index, StepSizes sizes) {
   const Layer& layer = layers_[index];
   const int threads = team_.size();
-  float* hidden = hidden_.as<float>();
+  const bool is_last = index + 1 == c_.num_layers;
+  const int rows = is_last ? sizes.outputs : sizes.tokens;  // from the attention's results on
+  float* const before = hidden_.as<float>();
+  float* const after = is_last ? hidden_out_ : before;
   const Activations normed = activations(norm_act_, c_.hidden);
   const Activations attended = activations(attention_act_, c_.num_heads * c_.head_dim);
   const Activations gated = activations(mlp_act_, c_.intermediate);
-  const auto norm = [&](int which) {
-    each_token(phases, tokens, [&](int t) {
+  const auto norm = [&](const float* hidden, int count, int which) {
+    each_token(phases, count, [&](int t) {
       rms_norm(hidden + static_cast<size_t>(t) * c_.hidden, layer.norms[which], c_.norm_eps,
                [&](int i, const float* y) { normed.put(t, i / kBlock, y); });
     });
     mark(phases, kNorm);
   };
-  const auto add_to_hidden = [&](int tile, int row, const float* out) {
-    float* x = hidden + static_cast<size_t>(row) * c_.hidden + tile * kTile;
-    for (int i = 0; i < kTile; i += kLanes) store(x + i, load(x + i) + load(out + i));
+  const auto at = [&](int row, int tile) { return static_cast<size_t>(row) * c_.hidden + tile * kTile; };
+  const auto add = [](const float* x, const float* more, float* sum) {
+    for (int i = 0; i < kTile; i += kLanes) store(sum + i, load(x + i) + load(more + i));
   };
 
-  norm(PACELINE_ATTENTION_NORM);
-  project_qkv(phases, layer, normed, tokens);
+  norm(before, sizes.tokens, PACELINE_ATTENTION_NORM);
+  project_qkv(phases, layer, normed, sizes.tokens);
   mark(phases, kQkv);
-  each_token(phases, tokens, [&](int t) { rope_and_store(layer, index, t); });
+  each_token(phases, sizes.tokens, [&](int t) { rope_and_store(layer, index, t); });
   mark(phases, kRope);
-  phases.each(items, [&](int i) {
-    with_kv_type(c_.kv_kind, [&](auto t) { attend_item<decltype(t)>(index, phases.thread(), i); });
+  const AttentionItem* items = is_last ? output_items_.data() : items_.data();
+  const int num_items = is_last ? sizes.output_items : sizes.items;
+  phases.each(num_items, [&](int i) {
+    const AttentionItem* next = i + 1 < num_items ? &items[i + 1] : nullptr;
+    with_kv_type(c_.kv_kind,
+                 [&](auto t) { attend_item<decltype(t)>(index, phases.thread(), items[i], next); });
   });
   mark(phases, kAttention);
-  product(phases, threads, layer.linears[PACELINE_O], attended, tokens, add_to_hidden);
+  product(phases, threads, layer.linears[PACELINE_O], attended, rows,
+          [&](int tile, int row, const float* out) {
+            const int token = is_last ? batch_.outputs[row] : row;
+            add(before + at(token, tile), out, after + at(row, tile));
+          });
   mark(phases, kOutput);
-  norm(PACELINE_MLP_NORM);
-  gate_and_up(phases, layer, normed, gated, tokens);
+  norm(after, rows, PACELINE_MLP_NORM);
+  gate_and_up(phases, layer, normed, gated, rows);
   mark(phases, kMlp);
-  product(phases, threads, layer.linears[PACELINE_DOWN], gated, tokens, add_to_hidden);
+  product(phases, threads, layer.linears[PACELINE_DOWN], gated, rows,
+          [&](int tile, int row, const float* out) {
+            float* x = after + at(row, tile);
+            add(x, out, x);
+          });
   mark(phases, kDown);
 }
 
@@ -308,17 +321,16 @@ Span Model::seen(int index, int token) const {
   return {window ? std::max(0, last - window) : 0, last};
 }
 
-// The range that item `i` begins with.
+// The range that an item begins with.
 template <class T>
-RangePieces<T> Model::first_pieces(int index, int i) const {
-  const AttentionItem& item = items_[i];
+RangePieces<T> Model::first_pieces(int index, const AttentionItem& item) const {
   const int first = seen(index, item.token).first, last = seen(index, item.token + item.count - 1).last;
   return {head_kv<T>(index, item).tiles(first / kRange * kRange, first, last), c_.head_dim};
 }
 
 template <class T>
-void Model::attend_item(int index, int thread, int i) {
-  const AttentionItem& item = items_[i];
+void Model::attend_item(int index, int thread, const AttentionItem& item,
+                        const AttentionItem* next) {
   const int group = c_.num_heads / c_.num_kv_heads, d = c_.head_dim;
   const int max_rows = kQueryTile * group, num_rows = item.count * group;
   float* memory = scratch_.as<float>() + scratch_floats() * thread;
@@ -332,9 +344,8 @@ void Model::attend_item(int index, int thread, int i) {
                out + static_cast<size_t>(r) * d, span.first, span.last};
   }
   const HeadKv<T> kv = head_kv<T>(index, item);
-  const int next = i + 1;
-  if (next < num_items_) {
-    const RangePieces<T> pieces = first_pieces<T>(index, next);
+  if (next) {
+    const RangePieces<T> pieces = first_pieces<T>(index, *next);
     attend(rows, num_rows, kv, scratch, pieces.fetch());
   } else {
     attend(rows, num_rows, kv, scratch, Fetch());
@@ -343,7 +354,7 @@ void Model::attend_item(int index, int thread, int i) {
   for (int r = 0; r < num_rows; ++r) {
     const int head = item.kv_head * group + r % group;
     for (int i = 0; i < d; i += kBlock)
-      attended.put(item.token + r / group, (head * d + i) / kBlock, rows[r].out + i);
+      attended.put(item.to + r / group, (head * d + i) / kBlock, rows[r].out + i);
   }
 }
 

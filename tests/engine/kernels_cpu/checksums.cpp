@@ -6,6 +6,7 @@
 // differ between machines. Knows the C interface only, see engine/kernels/cpu/api.h.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -402,9 +403,13 @@ class RandomModel {
       starts.push_back(static_cast<int32_t>(tokens.size()));
       for (int i = 0; i < kTable; ++i) tables.push_back(span.sequence * kTable + i);
     }
-    const int32_t count = starts.back();
-    const paceline_batch batch{count, static_cast<int32_t>(spans.size()), kTable, tokens.data(),
-                               positions.data(), starts.data(), tables.data()};
+    Ints outputs;  // the last of each row, and some others
+    for (int32_t i = 0; i < starts.back(); ++i)
+      if (std::count(starts.begin(), starts.end(), i + 1) || numbers_.below(2)) outputs.push_back(i);
+    const int32_t count = static_cast<int32_t>(outputs.size());
+    const paceline_batch batch{starts.back(), static_cast<int32_t>(spans.size()), kTable, count,
+                               tokens.data(), positions.data(), starts.data(), tables.data(),
+                               outputs.data()};
     Floats hidden(static_cast<size_t>(count) * shape_.hidden);
     Floats logits(static_cast<size_t>(count) * kVocab);
     sum_.add(KERNEL(paceline_forward)(model_, &batch, hidden.data()));

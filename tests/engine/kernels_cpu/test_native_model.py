@@ -83,6 +83,12 @@ class Runner:
 
     def step(self, *rows: Row) -> list[np.ndarray]:
         starts = np.cumsum([0, *(row.length for row in rows)])
+        logits = self.outputs(np.arange(starts[-1]), *rows)
+        return [logits[a:b] for a, b in itertools.pairwise(starts)]
+
+    def outputs(self, outputs: np.ndarray, *rows: Row) -> np.ndarray:
+        """Logits of these tokens of the step."""
+        starts = np.cumsum([0, *(row.length for row in rows)])
         hidden = self.model.forward(
             token_ids=np.concatenate([row.tokens[row.start :][: row.length] for row in rows]),
             positions=np.concatenate([row.start + np.arange(row.length) for row in rows]),
@@ -90,9 +96,9 @@ class Runner:
             block_tables=np.stack(
                 [self.table[row.slot * BLOCKS_PER_SEQUENCE :][:BLOCKS_PER_SEQUENCE] for row in rows]
             ),
+            outputs=outputs,
         )
-        logits = self.model.logits(hidden).copy()
-        return [logits[a:b] for a, b in itertools.pairwise(starts)]
+        return self.model.logits(hidden).copy()
 
     def whole(self, tokens: Sequence[int], slot: int = 0) -> np.ndarray:
         return self.step(Row(tokens, 0, len(tokens), slot))[0]
@@ -177,6 +183,26 @@ def test_same_bits_alone_chunked_batched_and_at_any_number_of_threads(
     assert np.concatenate(parts).tobytes() == alone.tobytes()
 
 
+@pytest.mark.parametrize("kv_type", library.KV_KINDS)
+@pytest.mark.parametrize("seed", range(6))
+def test_outputs_have_the_bits_that_they_have_among_all(
+    path: Path, kv_type: str, seed: int
+) -> None:
+    """And the KV of tokens without one is there for those that come after."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, [120, 60, 40, 3]).tolist()
+    rows = [Row(prompt(200, slot), 0, length, slot) for slot, length in enumerate(lengths)]
+    later = [Row(row.tokens, row.length, 5, row.slot) for row in rows]
+    model, other = (native_model(path, kv_type=kv_type, num_threads=n) for n in (1, 2))
+    whole, part = Runner(model), Runner(other)
+    expected, after = np.concatenate(whole.step(*rows)), np.concatenate(whole.step(*later))
+    wanted = rng.random(len(expected)) < rng.choice([0.02, 0.3, 0.9])
+    wanted[rng.integers(len(wanted))] = True
+    outputs = np.flatnonzero(wanted)
+    assert part.outputs(outputs, *rows).tobytes() == expected[outputs].tobytes()
+    assert part.outputs(np.arange(4, 20, 5), *later).tobytes() == after[4::5].tobytes()
+
+
 def test_threads_that_come_late_change_nothing(path: Path) -> None:
     """More threads than cores: some begin a step when it is over, or when the next one runs."""
     tokens = prompt(60)
@@ -227,6 +253,7 @@ def test_bad_activations_end_in_nan_for_their_row_only(tmp_path: Path, kv_type: 
     mixed = runner.step(Row(bad, 0, 40, 1), Row(good, 0, 40, 0))
     assert mixed[1].tobytes() == alone.tobytes()
     assert np.isnan(mixed[0][20]).all()
+    assert np.isnan(mixed[0][39]).all(), "who looks at a row's last token alone must see it"
     # the blocks of the broken sequence do not spoil their next owner
     assert runner.whole(good, slot=1).tobytes() == alone.tobytes()
 
@@ -271,6 +298,8 @@ def test_empty_batch_computes_nothing(path: Path) -> None:
         *(("token_ids", [VOCAB_SIZE, 1]), ("token_ids", [-1, 1]), ("positions", [255, 256])),
         *(("positions", [3, 5]), ("row_starts", [0, 1]), ("row_starts", [0, 0, 2])),
         *(("block_tables", [[96]]), ("block_tables", [[-1]]), ("positions", [15, 16])),
+        *(("outputs", []), ("outputs", [2]), ("outputs", [-1]), ("outputs", [0, 0])),
+        *(("outputs", [1, 0]), ("outputs", [0, 1, 1])),
     ],
 )
 def test_indices_out_of_range_are_refused(path: Path, name: str, value: list[object]) -> None:
