@@ -63,32 +63,42 @@ void each_token(Phases& phases, int tokens, const Body& body) {
   });
 }
 
-// How a product of `rows` rows is cut: chunks of rows, and groups of adjacent tiles. Many rows, and those
-// that come to as many panels for each thread, are cut so that a thread has rows of its own, in all
-// phases: what another core wrote is far away. Others share one reading of the weights.
-struct Cut {
-  int panels, num_chunks, chunk, group, num_groups;
-
-  Cut(int rows, int tiles, int threads) {
-    panels = (rows + kPanel - 1) / kPanel;
-    num_chunks = (panels + kChunkPanels - 1) / kChunkPanels;
-    const bool alike = panels % threads == 0 && panels >= 2 * threads;
-    if (alike || rows >= kManyTokens) num_chunks = (num_chunks + threads - 1) / threads * threads;
-    chunk = (panels + num_chunks - 1) / num_chunks;
+// How a product of `rows` rows is cut: chunks of rows, and groups of adjacent tiles. If there are two
+// panels for each thread, a thread has rows of its own, in all phases: what another core wrote is far
+// away. Fewer share one reading of the weights.
+class Cut {
+ public:
+  Cut(int rows, int tiles, int threads) : tiles_(tiles) {
+    panels_ = (rows + kPanel - 1) / kPanel;
+    // a panel with a few rows takes longer than they would in a full one
+    work_ = rows + std::min(2, panels_ * kPanel - rows);
+    num_chunks_ = (panels_ + kChunkPanels - 1) / kChunkPanels;
+    if (panels_ >= 2 * threads) num_chunks_ = (num_chunks_ + threads - 1) / threads * threads;
     // enough to even out the threads; but taking one costs as much as some tiles of a few rows
     const int per_thread = rows <= 4 ? 2 : rows <= 32 ? 3 : 6;
-    const int tasks = std::max(1, threads * per_thread / num_chunks);
-    group = std::max(1, tiles / tasks);
-    num_groups = (tiles + group - 1) / group;
+    const int tasks = std::max(1, threads * per_thread / num_chunks_);
+    group_ = std::max(1, tiles / tasks);
+    num_groups_ = (tiles + group_ - 1) / group_;
   }
-  int num_tasks() const { return num_chunks * num_groups; }
+  int num_tasks() const { return num_chunks_ * num_groups_; }
   // Calls body(tile, first panel, last panel) for all of a task's tiles.
   template <class Body>
-  void each(int task, int tiles, const Body& body) const {
-    const int begin = task / num_groups * chunk, end = std::min(begin + chunk, panels);
-    const int first = task % num_groups * group;
-    for (int u = first; u < std::min(first + group, tiles); ++u) body(u, begin, end);
+  void each(int task, const Body& body) const {
+    const int chunk = task / num_groups_, first = task % num_groups_ * group_;
+    for (int tile = first; tile < std::min(first + group_, tiles_); ++tile)
+      body(tile, first_panel(chunk, tile), first_panel(chunk + 1, tile));
   }
+
+ private:
+  // Chunks have the same work. Where that ends within a panel, the panel belongs to the chunk before
+  // for as much of the tiles.
+  int first_panel(int chunk, int tile) const {
+    if (chunk == num_chunks_) return panels_;
+    const int64_t before = int64_t{work_} * tiles_ * chunk / num_chunks_, all = int64_t{kPanel} * tiles_;
+    return static_cast<int>(before / all) + (tile * kPanel < before % all);
+  }
+
+  int tiles_, panels_, work_, num_chunks_, group_, num_groups_;
 };
 
 int rows_of(int panel, int rows) { return std::min(kPanel, rows - panel * kPanel); }
@@ -105,7 +115,7 @@ void product(Phases& phases, int threads, const Linear& w, const Activations& a,
              const Epilogue& epilogue) {
   const Cut cut(rows, w.num_tiles(), threads);
   phases.each(cut.num_tasks(), [&](int task) {
-    cut.each(task, w.num_tiles(), [&](int tile, int begin, int end) {
+    cut.each(task, [&](int tile, int begin, int end) {
       Ahead ahead = next_tile(w, tile, end - begin, rows);
       for (int panel = begin; panel < end; ++panel) {
         alignas(64) float out[kPanel][kTile];
@@ -239,7 +249,7 @@ void Model::project_qkv(Phases& phases, const Layer& layer, const Activations& a
   const int tiles = q_tiles + 2 * k_tiles;
   const Cut cut(tokens, tiles, team_.size());
   phases.each(cut.num_tasks(), [&](int task) {
-    cut.each(task, tiles, [&](int tile, int begin, int end) {
+    cut.each(task, [&](int tile, int begin, int end) {
       const int part = tile < q_tiles ? 0 : tile < q_tiles + k_tiles ? 1 : 2;
       const int before = part == 0 ? 0 : part == 1 ? q_tiles : q_tiles + k_tiles;
       Ahead ahead = next_tile(*parts[part], tile - before, end - begin, tokens);
@@ -264,7 +274,7 @@ void Model::gate_and_up(Phases& phases, const Layer& layer, const Activations& a
   const int tiles = gate.num_tiles();
   const Cut cut(tokens, tiles, team_.size());
   phases.each(cut.num_tasks(), [&](int task) {
-    cut.each(task, tiles, [&](int tile, int begin, int end) {
+    cut.each(task, [&](int tile, int begin, int end) {
       Ahead next_gate = next_tile(gate, tile, end - begin, tokens);
       Ahead next_up = next_tile(up, tile, end - begin, tokens);
       for (int panel = begin; panel < end; ++panel) {
