@@ -104,14 +104,21 @@ bool attend_rows(const QueryRow* rows, int num_rows, const RoundedQueries& round
   }
 }
 
-// A query is rounded from its own values, once for all ranges.
-inline void round_queries(const QueryRow* rows, int num_rows, int head_dim,
-                          const RoundedQueries& out) {
+// A query is rounded from its own values, once for all ranges; for keys that are spread it is too.
+template <class T>
+void round_queries(const QueryRow* rows, int num_rows, int head_dim, const RoundedQueries& out) {
+  float spread[kMaxHeadDim];
   for (int r = 0; r < num_rows; ++r) {
-    const Rounding<int16_t> rounding(rows[r].query, head_dim);
-    out.scales[r] = rounding.scale();
+    const float* query = rows[r].query;
+    if constexpr (is_spread<T>) {
+      hadamard(query, head_dim, spread);
+      query = spread;
+    }
+    const Rounding<int16_t> rounding(query, head_dim);
+    const int growth = is_spread<T> ? hadamard_block(head_dim) : 1;  // a power of two
+    out.scales[r] = rounding.scale() * (1.0f / static_cast<float>(growth));
     for (int d = 0; d < head_dim; d += kLanes)
-      rounding.put(rows[r].query + d, out.integers + static_cast<size_t>(r) * head_dim + d);
+      rounding.put(query + d, out.integers + static_cast<size_t>(r) * head_dim + d);
   }
 }
 
@@ -122,7 +129,7 @@ void attend(const QueryRow* rows, int num_rows, const HeadKv<T>& kv,
             const AttentionScratch& scratch, const Fetch& after) {
   const Span seen = seen_by(rows, num_rows);
   const int head_dim = kv.shape.head_dim;
-  if constexpr (is_scaled<T>) round_queries(rows, num_rows, head_dim, scratch.queries);
+  if constexpr (is_scaled<T>) round_queries<T>(rows, num_rows, head_dim, scratch.queries);
   int start = seen.first / kRange * kRange;
   RangeTiles<T> tiles = kv.tiles(start, seen.first, seen.last);
   for (; start < seen.last; start += kRange) {

@@ -6,13 +6,15 @@
 // T is float, with P = 1, or int16_t or int8_t, with P = 2: dims of a key and positions of a value
 // lie in pairs, as pairs.h multiplies them. A tile of integers ends with 16 floats, what its
 // positions' integers count in. A position is rounded from its own values only, so its bits never
-// depend on a neighbour.
+// depend on a neighbour. Keys have a few channels of large values, beside which 8 bits would leave the
+// others little: they are spread over all channels first, and queries in the same way.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <limits>
 
+#include "hadamard.h"
 #include "pairs.h"
 
 namespace paceline {
@@ -31,6 +33,8 @@ constexpr int kMaxHeadDim = 1024;  // see Rounding
 
 template <class T>
 constexpr bool is_scaled = !std::is_same_v<T, float>;
+template <class T>
+constexpr bool is_spread = std::is_same_v<T, int8_t>;  // its keys, see hadamard.h
 template <class T>
 constexpr int kPair = is_scaled<T> ? 2 : 1;
 
@@ -127,6 +131,11 @@ inline void store_kv(const float* key, const float* value, int head_dim, int i, 
       for (int j = 0; j < kLanes; ++j) value_out[(d + j) * P] = lanes[j];
     }
   };
+  float spread[kMaxHeadDim];
+  if constexpr (is_spread<T>) {
+    hadamard(key, head_dim, spread);
+    key = spread;
+  }
   if constexpr (is_scaled<T>) {
     const Rounding<T> of_key(key, head_dim), of_value(value, head_dim);
     store_all([&](const float* x, T* out) { of_key.put(x, out); },

@@ -73,6 +73,13 @@ inline F16 keep(F16 a, int first, int last, float fill) {
   const __mmask16 m = static_cast<__mmask16>((0xffffu << first) & ~(0xffffffffu << last));
   return {_mm512_mask_blend_ps(m, _mm512_set1_ps(fill), a.v)};
 }
+// Lane i becomes lane i ^ H, for H = 1, 2, 4 and 8.
+template <int H>
+inline F16 swap_lanes(F16 a) {
+  constexpr int pairs = 0xb1, pairs_of_two = 0x4e;
+  if constexpr (H >= 4) return {_mm512_shuffle_f32x4(a.v, a.v, H == 4 ? pairs : pairs_of_two)};
+  return {_mm512_permute_ps(a.v, H == 1 ? pairs : pairs_of_two)};
+}
 inline void halves(F16 a, __m256& lo, __m256& hi) {
   lo = _mm512_castps512_ps256(a.v);
   hi = _mm512_extractf32x8_ps(a.v, 1);
@@ -148,6 +155,14 @@ inline F16 keep(F16 a, int first, int last, float fill) {
     return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(m));
   };
   return {half_keep(a.lo, first, last), half_keep(a.hi, first - 8, last - 8)};
+}
+template <int H>
+inline F16 swap_lanes(F16 a) {
+  if constexpr (H == 8) return {a.hi, a.lo};
+  const auto swap = [](__m256 x) {
+    return H == 4 ? _mm256_permute2f128_ps(x, x, 1) : _mm256_permute_ps(x, H == 1 ? 0xb1 : 0x4e);
+  };
+  return {swap(a.lo), swap(a.hi)};
 }
 inline void halves(F16 a, __m256& lo, __m256& hi) {
   lo = a.lo;
@@ -255,6 +270,10 @@ inline F16 as_float(const I16& a) {
 }
 inline F16 keep(F16 a, int first, int last, float fill) {
   return lanewise<F16>([&](int i) { return i >= first && i < last ? a.v[i] : fill; });
+}
+template <int H>
+inline F16 swap_lanes(F16 a) {
+  return lanewise<F16>([&](int i) { return a.v[i ^ H]; });
 }
 inline F16 widen_bf16(const uint16_t* p) {
   return as_float(lanewise<I16>(

@@ -100,6 +100,13 @@ inline F16 keep(F16 a, int first, int last, float fill) {
     return vbslq_f32(kept, a.v[i], vdupq_n_f32(fill));
   });
 }
+template <int H>
+inline F16 swap_lanes(F16 a) {
+  return vectorwise<F16>([&](int i) {
+    if constexpr (H >= 4) return a.v[i ^ (H / 4)];
+    return H == 1 ? vrev64q_f32(a.v[i]) : vextq_f32(a.v[i], a.v[i], 2);
+  });
+}
 inline F16 widen_bf16(const uint16_t* p) {
   return vectorwise<F16>(
       [&](int i) { return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(p + 4 * i)), 16)); });

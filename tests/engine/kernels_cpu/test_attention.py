@@ -62,6 +62,24 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return (whole * (largest / np.float32(127))).astype(np.float32)
 
 
+def spread(x: np.ndarray) -> np.ndarray:
+    """The Hadamard transform of [..., head_dim] by blocks, not normalised."""
+    block = x.shape[-1] & -x.shape[-1]
+    x = x.reshape(*x.shape[:-1], -1, block)
+    step = 1
+    while step < block:
+        pairs = x.reshape(*x.shape[:-1], -1, 2, step)
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        x = np.stack((a + b, a - b), axis=-2).reshape(x.shape)
+        step *= 2
+    return x.reshape(*x.shape[:-2], -1)
+
+
+def spread_and_rounded(keys: np.ndarray) -> np.ndarray:
+    """What int8 KV makes of keys."""
+    return spread(rounded(spread(keys))) / np.float32(keys.shape[-1] & -keys.shape[-1])
+
+
 @pytest.mark.parametrize("window", [0, 1, 16, 37, 150])
 @pytest.mark.parametrize(
     ("length", "kv_heads", "group", "head_dim", "block_size"),
@@ -84,7 +102,7 @@ def test_paged_attention_equals_dense(
     for kv, allowed in (("float32", 3e-6), ("int16", 1e-3)):
         assert np.abs(case.run(kernels, slice(None), window, kv=kv) - exact).max() < allowed
     # against what the 8 bits stand for, there is no error but that of queries and weights
-    case.keys, case.values = rounded(case.keys), rounded(case.values)
+    case.keys, case.values = spread_and_rounded(case.keys), rounded(case.values)
     exact = case.dense(window)
     assert np.abs(case.run(kernels, slice(None), window, kv="int8") - exact).max() < 1e-3
 
@@ -110,6 +128,19 @@ def test_a_dim_far_above_the_others_leaves_them_their_bits(kernels: ctypes.CDLL)
     case.queries[:, :, 5] = 0.001
     error = np.abs(case.run(kernels, slice(None), kv="int16") - case.dense())
     assert error.max() < 5e-3
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+def test_in_8_bits_a_large_dim_of_keys_does_not_drown_the_others(
+    kernels: ctypes.CDLL, head_dim: int
+) -> None:
+    case = Case(200, 1, 3, head_dim)
+    case.values[:] = np.rint(case.values)
+    case.keys[:, :, 7] += 40
+    exact = case.dense()
+    error = np.abs(case.run(kernels, slice(None), kv="int8") - exact).mean()
+    case.keys = rounded(case.keys)
+    assert error < 0.5 * np.abs(case.dense() - exact).mean()
 
 
 @pytest.mark.parametrize("kv", KV_KINDS)
