@@ -45,11 +45,15 @@ class TextRules:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt as the answer's beginning; `offsets` are where its tokens begin."""
+    """The prompt as the answer's beginning; `offsets` are where its tokens begin.
+
+    Its tokens have entries if `logprobs`: those of the answer may be there for other ends.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     offsets: tuple[int, ...]
+    logprobs: bool
 
 
 @dataclass(slots=True)
@@ -198,7 +202,7 @@ class Choice:
         delta = Delta(text, entries, self.finish_reason, self._stop)
         if self._echo is not None and (delta or self.finish_reason):
             delta.text = self._echo.text + delta.text
-            if self._rules.logprobs:
+            if self._echo.logprobs:
                 delta.entries = self._echo_entries(self._echo) + delta.entries
             self._echo = None
         return delta

@@ -164,7 +164,12 @@ def _echo(
         # A BOS of ours is not part of the client's text.
         decoded, offsets = _walk(token_ids, tokenizer, skip_special_tokens=True)
     text = prompt if isinstance(prompt, str) else decoded
-    return Echo(text, tuple(token_ids), tuple(min(offset, len(text)) for offset in offsets))
+    return Echo(
+        text,
+        tuple(token_ids),
+        tuple(min(offset, len(text)) for offset in offsets),
+        logprobs=fields.logprobs is not None,
+    )
 
 
 def _walk(

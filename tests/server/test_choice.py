@@ -124,7 +124,7 @@ def test_entries_lie_within_the_text_and_spell_it(
     token_ids: list[int], rule: TextRules, cuts: set[int], skip: bool
 ) -> None:
     """B074, B079: offsets rise; without a cut the bytes of the entries are the text's."""
-    echo = Echo("Pq", (80, 113), (0, 1))
+    echo = Echo("Pq", (80, 113), (0, 1), logprobs=True)
     shown = play(token_ids, rule, cuts, echo, skip)
     assert shown.text.startswith("Pq")
     assert [entry.token_id for entry in shown.entries[:2]] == [80, 113]
