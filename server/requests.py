@@ -19,8 +19,6 @@ from server.schemas import GenerationFields
 # Below this, dividing logits only turns them into one-hot with risk of overflow: it is greedy.
 SMALLEST_TEMPERATURE = 1e-5
 _SEED_BITS = (1 << 63) - 1
-# A bias that no logit outweighs; it stays finite for the engine's checks.
-NEVER = -1e6
 
 # The tokens of a text in the field of that name. Raises InvalidRequest.
 Encode = Callable[[str, str], list[int]]
@@ -135,6 +133,7 @@ def sampling_params(
     allowed = fields.allowed_token_ids or []
     check_tokens(allowed, vocab_size, "allowed_token_ids")
     greedy = fields.temperature < SMALLEST_TEMPERATURE or fields.top_p == 0
+    bias, never = _logit_bias(fields, vocab_size, encode)
     return SamplingParams(
         temperature=0.0 if greedy else fields.temperature,
         top_k=fields.top_k if 0 < fields.top_k < vocab_size else 0,
@@ -143,9 +142,9 @@ def sampling_params(
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
         repetition_penalty=fields.repetition_penalty,
-        logit_bias=_logit_bias(fields, vocab_size, encode),
+        logit_bias=bias,
         allowed_token_ids=tuple(sorted(set(allowed))),
-        bad_words=_bad_words(fields, encode),
+        bad_words=tuple(dict.fromkeys((*_bad_words(fields, encode), *never))),
         seed=secrets.randbits(63) if fields.seed is None else fields.seed & _SEED_BITS,
         min_tokens=fields.min_tokens,
         num_logprobs=num_logprobs,
@@ -155,11 +154,15 @@ def sampling_params(
 
 def _logit_bias(
     fields: GenerationFields, vocab_size: int, encode: Encode
-) -> tuple[tuple[int, float], ...]:
-    """Ids, or texts, whose every token gets the bias; false is never. The last on an id wins."""
+) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, ...], ...]]:
+    """Ids, or texts, whose every token gets the bias. The last on an id wins.
+
+    What is never to come, false, is a bad word of one token: no finite bias holds where a
+    constraint leaves nothing else.
+    """
     given = fields.logit_bias
     entries = given.items() if isinstance(given, dict) else given
-    bias: dict[int, float] = {}
+    bias: dict[int, float | None] = {}
     for key, value in entries:
         if type(key) not in (int, str) or not _is_bias(value):
             raise InvalidRequest(
@@ -177,9 +180,12 @@ def _logit_bias(
             )
         else:
             ids = [key] if isinstance(key, int) else encode(key, "logit_bias")
+        if not ids:
+            raise InvalidRequest("A text of logit_bias must not be empty.", param="logit_bias")
         check_tokens(ids, vocab_size, "logit_bias")
-        bias |= dict.fromkeys(ids, NEVER if value is False else value)
-    return tuple(sorted(bias.items()))
+        bias |= dict.fromkeys(ids, None if value is False else value)
+    finite = sorted((token, value) for token, value in bias.items() if value is not None)
+    return tuple(finite), tuple((token,) for token in sorted(bias) if bias[token] is None)
 
 
 def _is_numeric(key: str) -> bool:
@@ -201,7 +207,7 @@ def _bad_words(fields: GenerationFields, encode: Encode) -> tuple[tuple[int, ...
         for word in fields.bad_words
         for spelling in (word, " " + word.lstrip())
     ]
-    return tuple(dict.fromkeys(word for word in found if word))
+    return tuple(word for word in found if word)
 
 
 def stop_tokens(

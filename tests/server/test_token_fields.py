@@ -34,14 +34,14 @@ async def test_bad_words_come_at_the_beginning_and_inside_a_text() -> None:
 
 @in_loop
 async def test_logit_bias_takes_ids_and_texts_in_both_forms() -> None:
-    never = -1e6
-    assert (await sampling_of(logit_bias={"0000000000005": 1.5, "a": False})).logit_bias == (
-        (5, 1.5),
-        (97, never),
-    )
-    given = [[5, 1], ["ab", -2.5], [7, False], [5, 3], ["-", 2]]
+    """False is never, also where a constraint leaves nothing else: it is no bias, but a ban."""
+    sampling = await sampling_of(logit_bias={"0000000000005": 1.5, "a": False}, bad_words=["b"])
+    assert sampling.logit_bias == ((5, 1.5),)
+    assert sampling.bad_words == ((98,), tuple(b" b"), (97,))
+    given = [[5, False], ["ab", -2.5], [7, 1], [7, False], [5, 3], ["-", 2]]
     sampling = await sampling_of(logit_bias=given)
-    assert sampling.logit_bias == ((5, 3), (7, never), (45, 2), (97, -2.5), (98, -2.5))
+    assert sampling.logit_bias == ((5, 3), (45, 2), (97, -2.5), (98, -2.5))
+    assert sampling.bad_words == ((7,),)
 
 
 @in_loop
@@ -65,6 +65,7 @@ async def test_allowed_token_ids_reach_the_engine() -> None:
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"logit_bias": {"99999999999999999999": 1}}, "logit_bias"),
         ({"logit_bias": {"a": 101}}, "logit_bias"),
+        ({"logit_bias": {"": 1}}, "logit_bias"),
         ({"logit_bias": [[1, 2, 3]]}, "logit_bias"),
         ({"logit_bias": [[-1, 2]]}, "logit_bias"),
         ({"logit_bias": [[1.5, 2]]}, "logit_bias"),
