@@ -101,14 +101,15 @@ class StatusRoutes:
         """Raises Unavailable until the model can serve."""
         model = self._services.model()
         limits = model.limits
+        most = limits.total - 1  # a token at least is left to the answer, and one to the prompt
         return {
             "id": model.name,
             "object": "model",
             "created": self._created,
             "owned_by": "paceline",
             "max_model_len": limits.total,
-            "max_input_tokens": limits.total if limits.input is None else limits.input,
-            "max_output_tokens": limits.total if limits.output is None else limits.output,
+            "max_input_tokens": most if limits.input is None else min(most, limits.input),
+            "max_output_tokens": most if limits.output is None else min(most, limits.output),
         }
 
     def _stalled(self) -> bool:

@@ -232,7 +232,7 @@ async def test_models_are_told_in_the_form_of_the_api_that_asks() -> None:
         (card,) = listed["data"]
         assert (listed["first_id"], listed["last_id"], listed["has_more"]) == (MODEL, MODEL, False)
         assert (card["type"], card["id"], card["display_name"]) == ("model", MODEL, MODEL)
-        assert card["max_input_tokens"] == server.engine.capacity.max_model_len
+        assert card["max_input_tokens"] == server.engine.capacity.max_model_len - 1
         one = await server.client.get(f"/v1/models/{MODEL}", headers=version)
         assert one.json() == card
         assert one.headers["request-id"] == one.headers["x-request-id"]

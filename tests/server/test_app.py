@@ -123,6 +123,19 @@ async def test_dead_engine_is_told_everywhere() -> None:
 
 
 @in_loop
+async def test_what_the_model_card_promises_is_taken_to_the_token() -> None:
+    """B028: a prompt of the longest input leaves room for an answer; one more is refused."""
+    async with house() as server:
+        (card,) = (await server.client.get("/v1/models")).json()["data"]
+        longest = [65] * card["max_input_tokens"]
+        taken = await server.complete(longest, max_tokens=1)
+        assert taken.status_code == 200
+        assert (await server.complete([*longest, 65], max_tokens=1)).status_code == 400
+        answer = await server.complete([65], max_tokens=10**6, ignore_eos=True)
+        assert answer.json()["usage"]["completion_tokens"] == card["max_output_tokens"]
+
+
+@in_loop
 async def test_model_card_tells_the_limits() -> None:
     async with house(config=ServerConfig(max_input_tokens=100)) as server:
         listed = (await server.client.get("/v1/models")).json()
@@ -130,7 +143,7 @@ async def test_model_card_tells_the_limits() -> None:
         assert listed == {"object": "list", "data": [card]}
         assert card["id"] == MODEL
         assert card["object"] == "model"
-        assert card["max_model_len"] == card["max_output_tokens"] == 2048
+        assert card["max_model_len"] == 2048
         assert card["max_input_tokens"] == 100
         for name in ("other", "a/b", "../scripted", "scripted/", "%2e%2e"):
             missing = await server.client.get(f"/v1/models/{name}")
