@@ -116,6 +116,9 @@ class Generation:
             reason = "abort"  # what cancels us is the client's leaving
             try:
                 await self._consume_all(streams, emit)
+            except InvalidRequest:
+                reason = "invalid"  # seen on the way only, and the client's all the same
+                raise
             except Exception:
                 reason = "error"
                 raise

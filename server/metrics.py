@@ -250,12 +250,12 @@ class Metrics:
         finished = self._counter(
             "requests_finished",
             "Accepted sequences that ended, by reason; abort is the client hanging up, expired was "
-            "not begun in time.",
+            "not begun in time, invalid asked for what cannot be kept.",
             ("reason",),
         )
         self.finished = {
             reason: finished.labels(reason)
-            for reason in ("stop", "length", "abort", "error", "expired")
+            for reason in ("stop", "length", "abort", "error", "expired", "invalid")
         }
         self.refused = self._counter(
             "requests_refused", "HTTP requests answered with an error, by its code.", ("reason",)

@@ -265,7 +265,10 @@ async def test_many_distinct_schemas_do_not_pile_up() -> None:
 
 @in_loop
 async def test_constraint_that_cannot_be_kept_is_the_clients_error_and_not_tried_again() -> None:
-    """A 5xx would be sent again by clients; what the request asked for fails each time."""
+    """A 5xx would be sent again by clients; what the request asked for fails each time.
+
+    Nor is it an error of ours in the metrics, which would wake somebody.
+    """
 
     class Contradicted(GrammarEngine):
         def submit(self, plan: Any) -> Any:
@@ -278,6 +281,8 @@ async def test_constraint_that_cannot_be_kept_is_the_clients_error_and_not_tried
         stream = await server.chat(
             "hi", structured_outputs={"regex": "a"}, bad_words=["a"], stream=True
         )
+        assert await server.metric("paceline_requests_finished_total", reason="invalid") == 2
+        assert await server.metric("paceline_requests_finished_total", reason="error") == 0
     for answer in (plain, stream):
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "constraint_failed"
