@@ -63,6 +63,7 @@ inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F16 abs(F16 a) { return {_mm512_abs_ps(a.v)}; }
 inline F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline I16 round_to_int(F16 a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline F16 rounded(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 template <int N>
 inline I16 shift_left(I16 a) {
   return {_mm512_slli_epi32(a.v, N)};
@@ -141,6 +142,10 @@ inline F16 abs(F16 a) {
 }
 inline F16 to_float(I16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline I16 round_to_int(F16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+inline F16 rounded(F16 a) {
+  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, nearest), _mm256_round_ps(a.hi, nearest)};
+}
 template <int N>
 inline I16 shift_left(I16 a) {
   return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
@@ -258,6 +263,9 @@ inline I16 round_to_int(F16 a) {  // out of range and nan become INT_MIN, as cvt
     return fits ? static_cast<int32_t>(std::nearbyintf(a.v[i])) : INT32_MIN;
   });
 }
+inline F16 rounded(F16 a) {
+  return lanewise<F16>([&](int i) { return std::nearbyintf(a.v[i]); });
+}
 template <int N>
 inline I16 shift_left(I16 a) {
   return lanewise<I16>(
@@ -371,14 +379,22 @@ inline float first_lane(F16 a) {
   return lanes[0];
 }
 
+// p * 2^n for whole numbers -126 <= n <= 127, where the result is a normal number.
+inline F16 times_power(F16 p, F16 n) {
+#if defined(PACELINE_AVX512)
+  return {_mm512_scalef_ps(p.v, n.v)};
+#else
+  return p * as_float(shift_left<23>(round_to_int(n) + splat(127)));
+#endif
+}
+
 // e^x for x <= 0 and moderately positive x, within 2 ulp: 2^n * p(r), |r| <= ln2 / 2 (Cephes expf).
 // Below -87 the result is e^-87, so nothing underflows; nan stays nan.
 inline F16 exp(F16 x) {
   x = min(splat(88.0f), max(splat(-87.0f), x));  // maxps and minps keep a nan in the second operand
-  const I16 n = round_to_int(x * splat(1.44269504088896341f));
-  const F16 nf = to_float(n);
-  F16 r = fma(nf, splat(-0.693359375f), x);
-  r = fma(nf, splat(2.12194440e-4f), r);
+  const F16 n = rounded(x * splat(1.44269504088896341f));
+  F16 r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
   F16 p = splat(1.9875691500e-4f);
   p = fma(p, r, splat(1.3981999507e-3f));
   p = fma(p, r, splat(8.3334519073e-3f));
@@ -386,22 +402,21 @@ inline F16 exp(F16 x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r + splat(1.0f));
-  return p * as_float(shift_left<23>(n + splat(127)));
+  return times_power(p, n);
 }
 
 // 2^x for x <= 0 and moderately positive x, within 3 ulp: 2^n * p(r), |r| <= 1/2, p of least relative
 // error with p(0) = 1. Below -126 the result is 2^-126, so nothing underflows; nan stays nan.
 inline F16 exp2(F16 x) {
   x = max(splat(-126.0f), x);
-  const I16 n = round_to_int(x);
-  const F16 r = x - to_float(n);
+  const F16 n = rounded(x), r = x - n;
   F16 p = splat(1.326472731e-3f);
   p = fma(p, r, splat(9.671512991e-3f));
   p = fma(p, r, splat(5.550733581e-2f));
   p = fma(p, r, splat(2.402224243e-1f));
   p = fma(p, r, splat(6.931470037e-1f));
   p = fma(p, r, splat(1.0f));
-  return p * as_float(shift_left<23>(n + splat(127)));
+  return times_power(p, n);
 }
 
 }  // namespace paceline

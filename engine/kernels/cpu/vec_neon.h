@@ -84,6 +84,9 @@ inline F16 to_float(I16 a) {
 inline I16 round_to_int(F16 a) {
   return vectorwise<I16>([&](int i) { return vcvtnq_s32_f32(a.v[i]); });
 }
+inline F16 rounded(F16 a) {
+  return vectorwise<F16>([&](int i) { return vrndnq_f32(a.v[i]); });
+}
 template <int N>
 inline I16 shift_left(I16 a) {
   return vectorwise<I16>([&](int i) { return vshlq_n_s32(a.v[i], N); });
