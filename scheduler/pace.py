@@ -8,7 +8,8 @@ give the same budgets.
 
 Each step corrects all three, a larger term by more of itself: the normalised least mean squares
 rule (Widrow and Hoff, 1960) in relative terms. Under load every step has prompt tokens and decodes
-may never be seen alone, so none of them may wait for a step that shows it.
+may never be seen alone, so none of them may wait for a step that shows it. An excess goes to small
+terms too: in proportion alone, one that is next to nothing would stay so, and the others swing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _NEWEST = 0.2
 _AIM = 0.9
 # Below the resolution of any clock that times a step.
 _LEAST = 1e-9
+# Of an excess, beside the square of its share, for any term that has a part in the step.
+_LEAST_PART = 0.03
 # What of the first step is taken for fixed: decodes wait for the weights, prompts for products.
 _FIXED_OF_DECODES = 0.9
 _FIXED_OF_PROMPTS = 0.1
@@ -64,10 +67,14 @@ class Pace:
             self._of_token * num_prefill_tokens,
         )
         expected = sum(terms)
-        fixed, decodes, prompts = (term / expected for term in terms)
         # A step that something else held up for long tells no more than one of twice the time.
         error = min(seconds / expected - 1.0, 1.0)
-        step = _NEWEST * error / (fixed**2 + decodes**2 + prompts**2)
-        self._fixed *= 1.0 + step * fixed
-        self._of_decode *= 1.0 + step * decodes
-        self._of_token *= 1.0 + step * prompts
+        least = _LEAST_PART if error > 0.0 else 0.0
+        parts = [(term / expected) ** 2 + least if term else 0.0 for term in terms]
+        step = _NEWEST * error * expected / sum(parts)
+        fixed, decodes, prompts = (step * part for part in parts)
+        self._fixed += fixed
+        if num_decodes:
+            self._of_decode += decodes / num_decodes
+        if num_prefill_tokens:
+            self._of_token += prompts / num_prefill_tokens

@@ -125,6 +125,18 @@ def test_many_decodes_are_not_taken_for_as_many_lone_ones() -> None:
     assert max(seconds) < 0.110
 
 
+def test_prompts_that_were_nearly_free_and_no_longer_are_do_not_make_steps_swing() -> None:
+    """What is learnt in a step of the whole budget is not lost again in one of the least."""
+    pace = Pace(0.100, min_tokens=16, max_tokens=512)
+    for _ in range(100):
+        for num_prefill in (8, 100, 512):
+            observe(pace, (0.010, 1e-5, 1e-6), num_prefill, 20)
+    truth = (0.001, 1e-5, 0.002)
+    seconds = [observe(pace, truth, pace.prompt_tokens(20), 20) for _ in range(100)]
+    assert min(seconds[50:]) > 0.080
+    assert max(seconds[50:]) < 0.110
+
+
 SECONDS = st.floats(1e-4, 1e-3)
 
 
