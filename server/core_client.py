@@ -364,7 +364,7 @@ class CoreClient:
                 stream.add_finished(finished)
         for stats in step.stats:
             if self._door is not None:
-                self._door.observe(stats)
+                self._door.observe(stats, self._last_sign)
             self.on_stats(stats)
         if step.kv_map is not None:
             self.on_kv_map(step.kv_map)

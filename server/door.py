@@ -8,7 +8,7 @@ what it counts, so it never refuses what we let in. Knows no connection and no H
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scheduler.limits import SchedulerLimits
 from scheduler.places import Places, Refusal
@@ -43,6 +43,7 @@ class Door:
     def __init__(self, limits: SchedulerLimits, rates: Rates) -> None:
         self._places = Places(limits)
         self._rates = rates
+        rates.observe({}, 0.0)
         self._tenants: dict[str, str] = {}  # by id, of requests that are unfinished
         self._num_running = 0
         self._waiting: dict[str, int] = {}  # by lane, when the core last spoke
@@ -96,9 +97,10 @@ class Door:
             self._rates.all.ended(now)
             self._rates.of[tenant].ended(now)
 
-    def observe(self, stats: StepStats) -> None:
+    def observe(self, stats: StepStats, now: float) -> None:
         self._num_running = stats.num_running
         self._waiting = dict(stats.waiting)
+        self._rates.observe(self._waiting, now)
 
 
 class Rates:
@@ -107,3 +109,9 @@ class Rates:
     def __init__(self) -> None:
         self.all = RetryAfter()
         self.of: defaultdict[str, RetryAfter] = defaultdict(RetryAfter)
+
+    def observe(self, waiting: Mapping[str, int], now: float) -> None:
+        """How many wait in each lane; in the one without a name all wait."""
+        self.all.observe(sum(waiting.values()), now)
+        for tenant in {*self.of, *waiting}:
+            self.of[tenant].observe(waiting.get("", 0) or waiting.get(tenant, 0), now)

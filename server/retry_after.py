@@ -1,13 +1,14 @@
 """When a refused client should come back, and how long one would wait that comes now.
 
-Both are estimates from how fast requests leave the core.
+Both are estimates from how fast requests leave the core while others wait. Where nobody waits they
+leave as they come, and that says nothing of what the core can do.
 
 Owns the measured rate and the promises already given. Knows nothing but times and counts.
 
-The rate is that of ended requests over the last 30 seconds (while nothing has ended: one a
-second). Each refusal promises the next free places to its client, after those promised before and
-not yet due, so a crowd that was refused at once comes back spread out at the pace of the core
-instead of together. The answer is between 1 and 60 seconds: some clients give up above that.
+The rate is that of the last 30 seconds (while nothing has ended with a queue: one a second). Each
+refusal promises the next free places to its client, after those promised before and not yet due, so
+a crowd that was refused at once comes back spread out at the pace of the core instead of together.
+The answer is between 1 and 60 seconds: some clients give up above that.
 """
 
 from __future__ import annotations
@@ -18,27 +19,42 @@ _WINDOW_SECONDS = 30.0
 _MAX_SAMPLES = 1024
 _UNKNOWN_RATE = 1.0
 _SHORTEST, _LONGEST = 1.0, 60.0
+_SHORTEST_MEASURED = 0.1
 # Fewer ended requests say nothing about a wait.
 _MIN_SAMPLES = 8
 
 
 class RetryAfter:
-    """Feed it each end of a request; ask it at each refusal. Times are of one monotonic clock."""
+    """Feed it each end of a request and whether some wait; ask it at each refusal.
+
+    Times are of one monotonic clock.
+    """
 
     def __init__(self) -> None:
-        self._ended: deque[float] = deque(maxlen=_MAX_SAMPLES)
+        # Of each end its instant, and how long since the one before or since some wait.
+        self._ended: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)
+        self._since: float | None = None  # the end of the last sample; None while nobody waits
         self._promised_until = 0.0
 
+    def observe(self, num_waiting: int, now: float) -> None:
+        if not num_waiting:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+
     def ended(self, now: float) -> None:
-        self._ended.append(now)
+        if self._since is not None:
+            self._ended.append((now, now - self._since))
+            self._since = now
 
     def rate(self, now: float) -> float:
-        """Ended requests per second."""
-        while self._ended and self._ended[0] < now - _WINDOW_SECONDS:
+        """Ended requests per second, while some waited."""
+        while self._ended and self._ended[0][0] < now - _WINDOW_SECONDS:
             self._ended.popleft()
         if not self._ended:
             return _UNKNOWN_RATE
-        return len(self._ended) / max(now - self._ended[0], 1.0)
+        seconds = sum(seconds for _, seconds in self._ended)
+        return len(self._ended) / max(seconds, _SHORTEST_MEASURED)
 
     def wait(self, ahead: int, now: float) -> float:
         """About how long until `ahead` requests have left; 0 while that is not known."""

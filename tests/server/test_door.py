@@ -23,7 +23,8 @@ class Clocked:
     """A door at which so many requests a second have ended."""
 
     def __init__(self, limits: SchedulerLimits = LIMITS) -> None:
-        self.door = Door(limits, Rates())
+        self.rates = Rates()
+        self.door = Door(limits, self.rates)
         self.num_made = 0
 
     def enter(self, count: int, tenant: str = "a") -> list[str]:
@@ -37,10 +38,16 @@ class Clocked:
         return ids
 
     def end(self, ids: list[str], reason: FinishReason = FinishReason.STOP) -> None:
-        """One a second, the last at 100."""
+        """One a second, the last at 100, while others wait."""
+        self.observe(1, 100.0 - len(ids))
         for index, request_id in enumerate(ids):
             at = 100.0 - len(ids) + 1 + index
             self.door.end(Finished(request_id, reason), at)
+
+    def observe(self, num_waiting: int, now: float = 100.0, *, lane: str = "a") -> None:
+        waiting = ((lane, num_waiting),) if num_waiting else ()
+        stats = replace(QUIET, num_running=20, num_waiting=num_waiting, waiting=waiting)
+        self.door.observe(stats, now)
 
     def check(self, tenant: str, patience: float) -> None:
         self.door.check([request("new", tenant, 100.0 + patience)], 100.0)
@@ -71,7 +78,7 @@ def test_wait_is_by_what_waits_in_the_same_lane() -> None:
     clocked = Clocked()
     clocked.end(clocked.enter(20))
     clocked.enter(60)
-    clocked.door.observe(replace(QUIET, num_running=20, num_waiting=40, waiting=(("a", 40),)))
+    clocked.observe(40)
     clocked.check("a", 25.0)  # about 40 s are not clearly more
     with pytest.raises(WaitTooLong) as refused:
         clocked.check("a", 10.0)
@@ -84,7 +91,7 @@ def test_wait_in_one_lane_is_by_all() -> None:
     clocked = Clocked()
     clocked.end(clocked.enter(20))
     clocked.enter(60)
-    clocked.door.observe(replace(QUIET, num_running=20, num_waiting=40, waiting=(("", 40),)))
+    clocked.observe(40, lane="")
     for tenant in ("a", "b"):
         with pytest.raises(WaitTooLong):
             clocked.check(tenant, 10.0)
@@ -97,8 +104,31 @@ def test_nothing_is_refused_on_a_guess() -> None:
         count = 5 if reason is FinishReason.STOP else 20
         clocked.end(clocked.enter(count), reason)
         clocked.enter(60)
-        clocked.door.observe(replace(QUIET, num_running=20, num_waiting=40, waiting=(("a", 40),)))
+        clocked.observe(40)
         clocked.check("a", 0.5)
+
+
+def test_burst_after_quiet_hours_is_not_refused_for_their_pace() -> None:
+    """One request in three seconds, each at once and alone, is no measure of what can be done."""
+    clocked = Clocked()
+    for number in range(10):
+        (request_id,) = clocked.enter(1)
+        clocked.observe(0)
+        clocked.door.end(Finished(request_id, FinishReason.STOP), 70.0 + 3 * number)
+    clocked.enter(60)
+    clocked.observe(40)
+    clocked.check("a", 0.5)
+    with pytest.raises(QueueFull) as refused:
+        clocked.door.check([request("x")] * 20, 100.0)
+    assert refused.value.retry_after_seconds == pytest.approx(20.0)  # as while nothing is known
+
+
+def test_time_without_a_core_is_no_time_of_its_pace() -> None:
+    clocked = Clocked()
+    clocked.observe(40, 10.0)
+    clocked.door = Door(LIMITS, clocked.rates)
+    clocked.end(clocked.enter(10))
+    assert clocked.rates.of["a"].rate(100.0) == pytest.approx(1.0)
 
 
 def test_end_of_an_unknown_request_gives_no_place_back() -> None:

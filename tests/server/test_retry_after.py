@@ -13,7 +13,9 @@ from server.retry_after import RetryAfter
 
 def test_the_estimate_follows_the_measured_rate() -> None:
     slow, fast = RetryAfter(), RetryAfter()
-    for i in range(20):
+    for estimate in (slow, fast):
+        estimate.observe(9, 100)
+    for i in range(1, 21):
         fast.ended(100 + i * 0.1)
         slow.ended(100 + i * 1.0)
     assert fast.rate(102) == pytest.approx(10, rel=0.2)
@@ -23,7 +25,8 @@ def test_the_estimate_follows_the_measured_rate() -> None:
 
 def test_refused_clients_come_back_one_after_another() -> None:
     estimate = RetryAfter()
-    for i in range(40):
+    estimate.observe(9, 100.0)
+    for i in range(1, 41):
         estimate.ended(100 + i * 0.5)
     waits = [estimate.promise(1, 120.0) for _ in range(200)]
     assert waits == sorted(waits)
@@ -35,9 +38,24 @@ def test_refused_clients_come_back_one_after_another() -> None:
 
 def test_old_ends_do_not_count() -> None:
     estimate = RetryAfter()
+    estimate.observe(9, 0.0)
     for i in range(100):
         estimate.ended(i * 0.01)
     assert estimate.rate(1000.0) == 1.0
+
+
+def test_time_in_which_nobody_waited_does_not_count() -> None:
+    """Requests that came one by one, and a queue now and then: its ends tell the pace."""
+    estimate = RetryAfter()
+    for i in range(10):
+        at = 100.0 + 2.5 * i
+        estimate.ended(at)
+        estimate.observe(3, at + 1.0)
+        for j in range(1, 4):
+            estimate.ended(at + 1.0 + 0.1 * j)
+        estimate.observe(0, at + 1.3)
+    assert estimate.rate(125.0) == pytest.approx(10.0)
+    assert estimate.wait(20, 125.0) == pytest.approx(2.0)
 
 
 def scope(path: str) -> dict[str, object]:
