@@ -70,7 +70,11 @@ class Line:
         return lane
 
     def join(self, sequence: Sequence) -> None:
-        """It was accepted. Who did not wait until now has no claim from the time before."""
+        """It was accepted."""
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        """A lane of which nobody waited until now has no claim from the time before."""
         lane = sequence.lane
         if not lane.waiting:
             lane.served = max(lane.served, self._level(lane))
@@ -133,7 +137,7 @@ class Line:
     def fall_back(self, sequence: Sequence) -> None:
         """It gave up its slot and waits again."""
         sequence.lane.num_running -= 1
-        insort(sequence.lane.waiting, sequence, key=_by_turn)
+        self._wait(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """It is finished, and still has its slot if it had one."""

@@ -177,6 +177,25 @@ def test_who_does_not_ask_saves_nothing_up(answer: int) -> None:
     assert gained[1] == pytest.approx(gained[0], rel=0.15)
 
 
+def test_who_is_set_back_has_no_claim_from_the_time_in_which_it_did_not_wait() -> None:
+    """A lone request ran on while another tenant took the rest; then memory was short."""
+    rig = fair(max_running=8, num_blocks=600)
+    flood(rig, "b", 1, answer=1500)
+    flood(rig, "a", 150, answer=100)
+    for _ in range(500):
+        rig.step()
+    rig.memory = 1
+    rig.step()
+    rig.memory = 1000
+    assert not rig.scheduler.batch.running
+    before = served(rig, "a"), served(rig, "b")
+    flood(rig, "b", 60)
+    for _ in range(300):
+        rig.step()
+    gained = served(rig, "a") - before[0], served(rig, "b") - before[1]
+    assert gained[1] == pytest.approx(gained[0], rel=0.25)
+
+
 def test_priority_moves_only_requests_of_its_own_tenant() -> None:
     rig = fair(max_running=1)
     flood(rig, "a", 20, answer=5)

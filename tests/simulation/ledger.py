@@ -30,6 +30,7 @@ class Ledger:
         self._sampled: set[str] = set()
         self._now = 0.0
         self._line.enter = self._enter  # type: ignore[method-assign]
+        self._line.fall_back = self._fall_back  # type: ignore[method-assign]
 
     def levels(self) -> dict[str, float | None]:
         """By lane where one that begins to wait now must start; None where somebody waits."""
@@ -72,6 +73,13 @@ class Ledger:
             num_found = self._found[request_id] = min(num_found, sequence.num_prompt)
             new = sequence.num_prompt - num_found
             self._add(sequence, PROMPT * new + CACHED * num_found)
+
+    def _fall_back(self, sequence: Sequence) -> None:
+        level = self.levels()[sequence.lane.name]
+        Line.fall_back(self._line, sequence)
+        if level is not None:
+            served = self._served.get(sequence.lane.name, 0.0)
+            self._served[sequence.lane.name] = max(served, level)
 
     def planned(self, plan: StepPlan) -> None:
         for request_id, start, length in zip(plan.seq_ids, plan.starts, plan.lengths, strict=True):
