@@ -40,9 +40,10 @@ def answer_key(fields: GenerationFields, *, tenant: str, model: str, kind: str) 
     wish = fields.answer_cache
     assert wish is not None
     asked = fields.model_dump(mode="json", exclude=set(_NOT_ANSWERED))
-    # A list in JSON, so that no part can pass for a piece of its neighbour.
+    # A list in JSON, so that no part can pass for a piece of its neighbour. Objects keep their
+    # order: the model is shown tools as they were sent, and a schema's order is the answer's.
     parts = [tenant, wish.scope, wish.user, model, wish.data_version, kind, asked]
-    return tenant, hashlib.sha256(msgspec.json.encode(parts, order="sorted")).digest()
+    return tenant, hashlib.sha256(msgspec.json.encode(parts)).digest()
 
 
 def check_wish(fields: GenerationFields) -> AnswerCacheWish | None:

@@ -126,6 +126,23 @@ def test_an_answer_is_found_exactly_by_who_may_see_it_and_what_was_asked(
     run(check)
 
 
+def test_what_the_model_is_shown_in_another_order_is_another_request() -> None:
+    """Tools are written into the prompt as they were sent; a schema's order is the answer's."""
+    a, b = {"type": "integer"}, {"type": "string"}
+    keys = set()
+    for properties in ({"a": a, "b": b}, {"b": b, "a": a}):
+        schema = {"type": "object", "properties": properties}
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        for extra in ({"tools": [tool]}, {"response_format": form}):
+            body = {"messages": USER, "temperature": 0, "answer_cache": WISH, **extra}
+            fields = parse_chat(body).fields
+            keys.add(answer_key(fields, tenant="", model=MODEL, kind="chat"))
+            same = parse_chat(dict(reversed(body.items()))).fields
+            assert answer_key(same, tenant="", model=MODEL, kind="chat") in keys
+    assert len(keys) == 4
+
+
 @in_loop
 async def test_answers_end_with_their_time_and_the_least_used_goes_first() -> None:
     clock = [0.0]
