@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
+from collections import Counter
+from itertools import chain
 from operator import attrgetter
 
 from scheduler.block_pool import BlockPool
@@ -52,11 +54,20 @@ class Batch:
             return None
         return self._entries.find(sequence, self.running, step)
 
-    def fits(self, sequence: Sequence, entry: Entry) -> bool:
-        """Whether there are a slot and all blocks, and enough left for those that run to grow."""
+    def fits(self, sequence: Sequence, entry: Entry, without: list[Sequence] | None = None) -> bool:
+        """Whether there are a slot and all blocks, and enough left for those that run to grow.
+
+        Or would be, `without` some of them.
+        """
+        refs, leaving = self.pool.refs, without or []
+        held = Counter(chain.from_iterable(other.block_ids for other in leaving))
+        freed = sum(1 for block, count in held.items() if refs[block] == count)
+        revived = sum(1 for block in entry.blocks if refs[block] == held[block])
         num_new = self.num_blocks(sequence) - len(entry.blocks)
-        left = self.pool.num_available - self.pool.num_to_revive(entry.blocks) - num_new
-        return self.has_free_slot and left >= (self._watermark_blocks if self.running else 0)
+        left = self.pool.num_available + freed - revived - num_new
+        some_stay = len(self.running) > len(leaving)
+        has_slot = self.has_free_slot or bool(leaving)
+        return has_slot and left >= (self._watermark_blocks if some_stay else 0)
 
     def enter(self, sequence: Sequence, entry: Entry) -> None:
         """Gives `sequence`, which fits, a slot and blocks for all it knows."""

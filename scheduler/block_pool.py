@@ -66,10 +66,6 @@ class BlockPool:
                 del self._cached[block]
             self.refs[block] += 1
 
-    def num_to_revive(self, blocks: Iterable[int]) -> int:
-        """How many of them `share` would take out of what is available."""
-        return sum(1 for block in blocks if self.refs[block] == 0)
-
     def release(self, table: list[int]) -> None:
         """A table lets go of its blocks, the last first: tails of prefixes go before heads."""
         for block in reversed(table):

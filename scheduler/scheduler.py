@@ -283,7 +283,7 @@ class Scheduler:
                 self._counts.look_up(sequence.num_prompt, entry.num_cached)
 
     def _make_way(self, step: int) -> None:
-        """Preempts running sequences if that lets the first in line enter."""
+        """Preempts running sequences if that lets the first in line enter: nobody goes in vain."""
         first = self.line.first() if self.batch.running else None
         if first is None or first.num_pending:
             return
@@ -291,8 +291,7 @@ class Scheduler:
         entry = self.batch.find_entry(first, step) if victims else None
         if entry is None or self.batch.fits(first, entry):
             return
-        reclaimable = sum(len(victim.block_ids) for victim in victims)
-        if self.batch.pool.num_available + reclaimable < self.batch.num_blocks(first):
+        if not self.batch.fits(first, entry, without=victims):
             return  # all of them would not be enough
         for victim in victims:
             victim.gave_way |= victim.lane is not first.lane

@@ -196,6 +196,23 @@ def test_who_is_set_back_has_no_claim_from_the_time_in_which_it_did_not_wait() -
     assert gained[1] == pytest.approx(gained[0], rel=0.25)
 
 
+@pytest.mark.parametrize("num_shared", [0, 60])
+def test_nobody_gives_way_in_vain(num_shared: int) -> None:
+    """The newcomer would need what must stay free for those who run, or what they share."""
+    rig = fair(num_blocks=100, block_size=4, watermark_blocks=10)
+    for number in range(3):
+        own = [1000 + number] * ((200 if number == 0 else 80) - num_shared)
+        rig.add([*range(num_shared), *own], 60, tenant="a")
+        rig.step()
+    need = 180 if not num_shared else 240
+    rig.add([7] * need, 4, tenant="b")
+    for _ in range(8):
+        rig.step()
+    assert rig.num_preemptions == 0
+    assert len(rig.scheduler.batch.running) == 3
+    rig.run()
+
+
 def test_priority_moves_only_requests_of_its_own_tenant() -> None:
     rig = fair(max_running=1)
     flood(rig, "a", 20, answer=5)
