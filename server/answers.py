@@ -71,13 +71,17 @@ class Heading:
 
 
 class EventWriter:
-    """The JSON of events of one answer: the unchanging head is encoded once."""
+    """The JSON of events of one answer: the unchanging head is encoded once.
 
-    def __init__(self, heading: Heading, kind: str) -> None:
+    Where usage comes at the end (`with_usage`), it is null before, as the API says.
+    """
+
+    def __init__(self, heading: Heading, kind: str, *, with_usage: bool) -> None:
         self._head = to_json(heading.fields(kind))[:-1] + ',"choices":['
+        self._end = '],"usage":null}' if with_usage else "]}"
 
     def choice(self, choice: str, usage: Json | None) -> str:
-        end = "]}" if usage is None else '],"usage":' + to_json(usage) + "}"
+        end = self._end if usage is None else '],"usage":' + to_json(usage) + "}"
         return self._head + choice + end
 
     def closing(self, usage: Json | None, timings: Json | None) -> list[str]:

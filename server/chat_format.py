@@ -47,7 +47,7 @@ class ChatFormat:
         # Log-probabilities of text that is read but not written yet.
         self._waiting: list[list[Entry]] = [[] for _ in group.choices]
         self._with_usage = fields.includes_usage()
-        self._writer = EventWriter(heading, "chat.completion.chunk")
+        self._writer = EventWriter(heading, "chat.completion.chunk", with_usage=self._with_usage)
 
     def opening(self, usage: Json) -> list[str]:
         del usage

@@ -210,7 +210,7 @@ class CompletionFormat:
         self._names = names
         self._logprobs = fields.logprobs is not None
         self._with_usage = fields.includes_usage()
-        self._writer = EventWriter(heading, "text_completion")
+        self._writer = EventWriter(heading, "text_completion", with_usage=self._with_usage)
 
     def opening(self, usage: Json) -> list[str]:
         del usage

@@ -72,6 +72,7 @@ async def test_stream_follows_the_reference_order() -> None:
     assert last["choices"][0]["finish_reason"] == "stop"
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == len(GREETING) + 1
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert texts(chunks) == {0: GREETING}
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
@@ -97,7 +98,7 @@ async def test_no_usage_chunk_unless_asked() -> None:
     async with house(greeter()) as server:
         chunks = events((await server.chat("greet me", stream=True)).text)
     assert all(chunk["choices"] for chunk in chunks)
-    assert all(chunk.get("usage") is None for chunk in chunks)
+    assert all("usage" not in chunk for chunk in chunks)
 
 
 @in_loop
