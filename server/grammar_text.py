@@ -23,6 +23,8 @@ ANSWER = "answer"
 MAX_RULES = 500
 # Where only one text can follow, the model still chooses how to cut it into tokens.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
+# The converter loses the zeros of \u and \U; the other escapes it knows.
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _RULE = re.compile(r"^[ \t]*([A-Za-z_][A-Za-z0-9_-]*)[ \t]*::=", re.MULTILINE)
 
 Part = dict[str, Any]
@@ -86,12 +88,23 @@ def ebnf_part(text: str) -> Part:
         raise GrammarTextError(f"the rule '{min(twice)}' is defined twice")
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
+    text = _ESCAPE.sub(_character, text)
     try:
         return {"lark_grammar": gbnf_to_lark(text)}
     except RecursionError:
         raise GrammarTextError("the grammar is nested too deeply") from None
     except Exception as error:  # the converter raises bare Exceptions
         raise GrammarTextError(" ".join(str(error).split())[:300]) from None
+
+
+def _character(escape: re.Match[str]) -> str:
+    digits = escape[1] or escape[2]
+    if digits is None:
+        return escape[0]
+    code = int(digits, 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise GrammarTextError(f"{escape[0]} is no character")
+    return f"\\x{code:02x}" if code < 0x100 else chr(code)
 
 
 def thoughts_frame(
