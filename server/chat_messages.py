@@ -49,25 +49,25 @@ Placed = tuple[int, Mapping[str, Any]]
 def _without_late_developers(messages: Sequence[Placed]) -> list[Placed]:
     """Clients put orders where they arise. What cannot stand there joins the first message, or the
     user's beside it; with none beside it, it is a user's."""
-    placed: list[Placed] = []
+    rows: list[tuple[int, list[Mapping[str, Any]]]] = []  # each becomes one message
     is_own = False  # the last one is a user's only because it could not be a developer's
     for index, message in messages:
         role = message.get("role")
-        before = placed[-1][1].get("role") if placed else None
-        is_late = role == "developer" and bool(placed)
-        is_first = len(placed) == 1 and before in ("system", "developer")
+        before = rows[-1][1][0].get("role") if rows else None
+        is_late = role == "developer" and bool(rows)
+        is_first = len(rows) == 1 and before in ("system", "developer")
         if (is_late and (before == "user" or is_first)) or (role == "user" and is_own):
-            placed[-1] = placed[-1][0], _joined(placed[-1][1], message)
+            rows[-1][1].append(message)
             is_own = is_own and is_late
         else:
-            placed.append((index, {**message, "role": "user"} if is_late else message))
+            rows.append((index, [{**message, "role": "user"} if is_late else message]))
             is_own = is_late
-    return placed
+    return [(index, row[0] if len(row) == 1 else _joined(row)) for index, row in rows]
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    parts = [*as_parts(first.get("content")), *as_parts(second.get("content"))]
-    return {**first, "content": parts}
+def _joined(row: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    parts = [part for message in row for part in as_parts(message.get("content"))]
+    return {**row[0], "content": parts}
 
 
 def as_parts(content: str | Sequence[dict[str, Any]] | None) -> Sequence[dict[str, Any]]:

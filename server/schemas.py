@@ -30,6 +30,10 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
+T = TypeVar("T")
+# Of any length: the first fault is told, and making hundreds of thousands would stop all else.
+Many = Annotated[list[T], Field(fail_fast=True)]
+
 # As llama.cpp takes it: ids or texts, and false for "never".
 BiasList = list[Annotated[list[Any], Field(min_length=2, max_length=2)]]
 
@@ -75,7 +79,7 @@ class GenerationFields(Strict):
     logit_bias: dict[str, Bias | Literal[False]] | BiasList = Field(
         default_factory=dict, max_length=MAX_ID_LIST
     )
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=2**16)] | None = None
+    allowed_token_ids: Annotated[Many[TokenId], Field(min_length=1, max_length=2**16)] | None = None
     bad_words: list[BadWord] = Field(default_factory=list, max_length=MAX_BAD_WORDS)
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -155,9 +159,9 @@ class Message(Strict):
     tells_unknown: ClassVar[bool] = False  # clients send back what servers of all kinds have said
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Many[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -171,7 +175,7 @@ class Message(Strict):
 
 
 class ChatRequest(GenerationFields):
-    messages: list[Message]
+    messages: Many[Message]
     max_tokens: int | None = Field(None, ge=1, lt=INT64)
     max_completion_tokens: int | None = Field(None, ge=1, lt=INT64)
     logprobs: bool = False

@@ -23,6 +23,7 @@ from server.requests import RequestOrigin, check_tokens
 from server.schemas import (
     ChatRequest,
     GenerationFields,
+    Many,
     Parsed,
     Strict,
     TokenId,
@@ -51,7 +52,7 @@ class TokenizeChat(ChatRequest):
 
 class Detokenize(Strict):
     model: Annotated[str, Field(max_length=1024)] | None = None
-    tokens: list[TokenId] = Field(max_length=MAX_TOKENS_IN_BODY)
+    tokens: Many[TokenId] = Field(max_length=MAX_TOKENS_IN_BODY)
     skip_special_tokens: bool = False
 
 

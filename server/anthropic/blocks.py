@@ -20,14 +20,15 @@ _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 
 def chat_messages(system: str | list[Json] | None, turns: Sequence[Turn]) -> list[Json]:
-    messages = _system(system)
+    """Turns of one role in a row are one turn, as the API says; templates may take no others."""
+    rows = [[message] for message in _system(system)]
     for index, turn in enumerate(turns):
         for message in _turn(f"messages[{index}]", turn):
-            if messages and messages[-1]["role"] == message["role"] in ("user", "assistant"):
-                messages[-1] = _joined(messages[-1], message)
+            if rows and rows[-1][0]["role"] == message["role"] in ("user", "assistant"):
+                rows[-1].append(message)
             else:
-                messages.append(message)
-    return messages
+                rows.append([message])
+    return [row[0] if len(row) == 1 else _joined(row) for row in rows]
 
 
 def check_open(message: Json, where: str) -> None:
@@ -48,14 +49,13 @@ def _system(system: str | list[Json] | None) -> list[Json]:
     return [{"role": "system", "content": shown}] if shown else []
 
 
-def _joined(first: Json, second: Json) -> Json:
-    """Turns of one role in a row are one turn, as the API says; templates may take no others."""
-    joined = {"role": first["role"]}
+def _joined(row: Sequence[Json]) -> Json:
+    joined: Json = {"role": row[0]["role"]}
     for name in ("content", "tool_calls"):
-        found = [as_parts(message.get(name) or None) for message in (first, second)]
-        if any(found):
-            joined[name] = [*found[0], *found[1]]
-    thoughts = [message.get("reasoning_content") for message in (first, second)]
+        parts = [part for message in row for part in as_parts(message.get(name) or None)]
+        if parts:
+            joined[name] = parts
+    thoughts = [message.get("reasoning_content") for message in row]
     if any(thoughts):
         joined["reasoning_content"] = "\n".join(filter(None, thoughts))
     return joined

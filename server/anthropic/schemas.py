@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from server.schemas import INT64, MAX_CHOICES, ChatRequest, StopString, Strict
+from server.schemas import INT64, MAX_CHOICES, ChatRequest, Many, StopString, Strict
 
 MAX_STOP_SEQUENCES = 4
 
@@ -19,7 +19,7 @@ class Turn(Strict):
     tells_unknown: ClassVar[bool] = False
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[dict[str, Any]]
+    content: str | Many[dict[str, Any]]
 
 
 class Metadata(Strict):
@@ -67,8 +67,8 @@ class ContextManagement(Strict):
 
 class CountRequest(Strict):
     model: Annotated[str, Field(max_length=1024)]
-    messages: list[Turn] = Field(min_length=1)
-    system: str | list[dict[str, Any]] | None = None
+    messages: Many[Turn] = Field(min_length=1)
+    system: str | Many[dict[str, Any]] | None = None
     thinking: Thinking | None = None
     tools: list[CustomTool] = Field(default_factory=list, max_length=MAX_CHOICES)
     tool_choice: ToolChoice | None = None

@@ -9,9 +9,13 @@ import json
 import time
 
 import pytest
+from pydantic import ValidationError
 
 from scheduler.limits import SchedulerLimits
+from server.anthropic.blocks import chat_messages
+from server.anthropic.schemas import MessagesRequest, Turn
 from server.config import ServerConfig
+from server.schemas import ChatRequest, CompletionRequest, Strict
 from tests.support.http_server import (
     CHAT,
     COMPLETIONS,
@@ -223,3 +227,38 @@ async def test_a_page_of_any_site_cannot_make_the_server_work_without_a_prefligh
             assert answer.status_code == status, (typed, answer.text)
             if status == 415:
                 assert answer.json()["error"]["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields"),
+    [
+        (ChatRequest, {"messages": ["x"] * 1000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "x"}] * 1000}]}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * 1000}]}),
+        (CompletionRequest, {"prompt": "x", "allowed_token_ids": [-1] * 1000}),
+        (MessagesRequest, {"model": "x", "max_tokens": 1, "messages": ["x"] * 1000}),
+    ],
+    ids=["messages", "parts", "calls", "token ids", "turns"],
+)
+def test_of_a_list_full_of_faults_the_first_is_found(
+    schema: type[Strict], fields: dict[str, object]
+) -> None:
+    """B137: 300,000 of them held the interpreter for two seconds, and every stream with it."""
+    with pytest.raises(ValidationError) as caught:
+        schema.model_validate(fields)
+    assert caught.value.error_count() <= 3  # one for each member of a union
+
+
+def test_turns_in_a_row_are_joined_in_one_go() -> None:
+    """B137: each was copied once for every later one; a body of them took 48 seconds."""
+    turns = [
+        Turn.model_validate({"role": "assistant", "content": [block]})
+        for number in range(30_000)
+        for block in (
+            {"type": "text", "text": str(number)},
+            {"type": "thinking", "thinking": f"t{number}"},
+        )
+    ]
+    (message,) = chat_messages(None, turns)
+    assert [part["text"] for part in message["content"]] == [str(n) for n in range(30_000)]
+    assert message["reasoning_content"] == "\n".join(f"t{n}" for n in range(30_000))
