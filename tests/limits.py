@@ -2,18 +2,18 @@
 
     python -m tests.limits [--model FILE] [--threads 1,2] [--tier NAME] [--rounds 5]
 
-Limits come from loops that do nothing else, on as many threads: bytes read from memory; products of
-8-bit integers; fp32 products. Decoding alone is held against the first (every weight once, and the
-KV), a batch of 32 and a prefill against the second (a product for every weight of every token; what
-attention multiplies is not counted, though its time is). The best of some rounds, in which
-limits and kernels take turns.
+Limits come from loops that do nothing else, on as many threads: bytes read from memory; products
+of 8-bit and of 16-bit integers; fp32 products. Three shares of each load are shown: the products
+with weights, at the rate of 8 bits; those and what attention multiplies, at the rate of 16 bits;
+and the reading of every weight once, and of the KV. The best of some rounds, in which limits and
+kernels take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ BLOCK = 16
 CONTEXT = 160
 PREFILL = 512
 BATCH = 32
+_KV_PROJECTIONS = ("k_proj.weight", "v_proj.weight")
 
 
 @dataclass(frozen=True)
@@ -40,41 +41,59 @@ class Load:
     rows: int
     length: int
     start: int
-    limit: str
 
 
 LOADS = (
-    Load(f"decode alone, context {CONTEXT}", 1, 1, CONTEXT, "read_bytes"),
-    Load(f"decode {BATCH} rows, context {CONTEXT}", BATCH, 1, CONTEXT, "int8_products"),
-    Load(f"prefill {PREFILL} tokens", 1, PREFILL, 0, "int8_products"),
+    Load(f"decode alone, context {CONTEXT}", 1, 1, CONTEXT),
+    Load(f"decode {BATCH} rows, context {CONTEXT}", BATCH, 1, CONTEXT),
+    Load(f"prefill {PREFILL} tokens", 1, PREFILL, 0),
 )
 
 
-class Weights:
-    """Sizes of what a step multiplies with: the layers for each token, the head for each row."""
+class Work:
+    """What a step of a load has to do at least.
+
+    Of the last layer, rows need keys and values of all tokens, and all else of one.
+    """
 
     def __init__(self, file: NativeFile, tier: str | None) -> None:
         library = load_library(tier)
         assert library is not None
-        shapes = {n: s for n, s in parameter_shapes(file.config).items() if len(s) == 2}
+        config = file.config
+        shapes = {n: s for n, s in parameter_shapes(config).items() if len(s) == 2}
         head = HEAD if HEAD in shapes else EMBEDDING
-        layers = [name for name in shapes if name not in (EMBEDDING, HEAD)]
+        used = [name for name in shapes if name in (head,) or name not in (EMBEDDING, HEAD)]
+        last = f"model.layers.{config.num_layers - 1}."
+        of_rows = [
+            name
+            for name in used
+            if name == head or (name.startswith(last) and not name.endswith(_KV_PROJECTIONS))
+        ]
+
+        def products(names: Iterable[str]) -> int:
+            return sum(int(np.prod(shapes[name])) for name in names)
 
         def packed(name: str) -> int:
             kind = KINDS[file.weights.kind(name)]
             return int(library.paceline_packed_bytes(kind, *shapes[name]))
 
-        config = file.config
-        self.layer_products = sum(int(np.prod(shapes[name])) for name in layers)
-        self.head_products = int(np.prod(shapes[head]))
-        self.num_bytes = sum(packed(name) for name in [*layers, head])
-        self.kv_bytes = kv_bytes_per_token(config, IntegerKV(2))
+        self._of_rows = products(of_rows)
+        self._of_tokens = products(used) - self._of_rows
+        self._layers = config.num_layers
+        self._of_position = 2 * config.num_heads * config.head_dim  # that a token of a layer sees
+        self._weight_bytes = sum(packed(name) for name in used)
+        self._kv_bytes = kv_bytes_per_token(config, IntegerKV(2))
 
-    def work(self, load: Load) -> int:
-        if load.limit == "read_bytes":
-            return self.num_bytes + load.rows * (load.start + load.length) * self.kv_bytes
-        tokens = load.rows * load.length
-        return tokens * self.layer_products + load.rows * self.head_products
+    def weight_products(self, load: Load) -> int:
+        return load.rows * (load.length * self._of_tokens + self._of_rows)
+
+    def attention_products(self, load: Load) -> int:
+        end = load.start + load.length
+        seen = sum(range(load.start + 1, end + 1)) * (self._layers - 1) + end
+        return load.rows * seen * self._of_position
+
+    def bytes_read(self, load: Load) -> int:
+        return self._weight_bytes + load.rows * (load.start + load.length) * self._kv_bytes
 
 
 def step_of(model: NativeModel, load: Load) -> Callable[[], None]:
@@ -91,8 +110,9 @@ def step_of(model: NativeModel, load: Load) -> Callable[[], None]:
             positions=positions.astype(np.int32),
             row_starts=starts.astype(np.int32),
             block_tables=tables.astype(np.int32),
+            outputs=(starts[1:] - 1).astype(np.int32),
         )
-        model.logits(hidden[starts[1:] - 1])
+        model.logits(hidden)
 
     return step
 
@@ -100,7 +120,7 @@ def step_of(model: NativeModel, load: Load) -> Callable[[], None]:
 def measure(file: NativeFile, *, threads: int, tier: str | None, rounds: int) -> None:
     library = load_library(tier)
     assert library is not None
-    weights = Weights(file, tier)
+    work = Work(file, tier)
     blocks = max(load.rows * -(-(load.start + load.length) // BLOCK) for load in LOADS)
     options = NativeOptions(
         num_blocks=blocks,
@@ -124,8 +144,14 @@ def measure(file: NativeFile, *, threads: int, tier: str | None, rounds: int) ->
     print(f"{library.paceline_tier().decode()}, {threads} threads:", end=" ")
     print(", ".join(f"{value / 1e9:.1f} G {name} a second" for name, value in limits.items()))
     for load in LOADS:
-        share = weights.work(load) / seconds[load] / limits[load.limit]
-        print(f"  {load.name:32} {seconds[load] * 1e3:8.2f} ms  {share:5.0%} of {load.limit}")
+        took = seconds[load]
+        of_weights = work.weight_products(load) / limits["int8_products"] / took
+        of_attention = work.attention_products(load) / limits["int16_products"] / took
+        reading = work.bytes_read(load) / limits["read_bytes"] / took
+        print(
+            f"  {load.name:28} {took * 1e3:8.2f} ms   products with weights {of_weights:4.0%}, "
+            f"and of attention {of_weights + of_attention:4.0%}, reading {reading:4.0%}"
+        )
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ typedef struct {
 typedef struct paceline_model paceline_model;
 
 /* Change it with anything in this file: library.py loads no library of another number. */
-#define PACELINE_ABI 8
+#define PACELINE_ABI 9
 int32_t paceline_abi(void);
 
 const char* paceline_tier(void);                /* the tier this library was compiled for */
@@ -130,8 +130,9 @@ int32_t paceline_attend(int32_t kv_kind, int32_t block_size, int32_t num_blocks,
                         const float* queries, const int32_t* first, const int32_t* last, float* out);
 int32_t paceline_choose_alone(int32_t num_threads, const paceline_choice* choice);
 /* How many a second this machine can do at most, on so many threads: bytes read from memory, products
- * of 8-bit integers added to sums, fp32 products added to sums. About a second's work. */
-enum paceline_limit { PACELINE_READ_BYTES, PACELINE_INT8_PRODUCTS, PACELINE_FP32_PRODUCTS };
+ * of 8-bit and of 16-bit integers added to sums, fp32 products added to sums. About a second's work. */
+enum paceline_limit { PACELINE_READ_BYTES, PACELINE_INT8_PRODUCTS, PACELINE_INT16_PRODUCTS,
+                      PACELINE_FP32_PRODUCTS };
 double paceline_limit(int32_t what, int32_t num_threads);
 void paceline_exp(const float* x, float* out, int32_t count);
 void paceline_widen_half(const uint16_t* x, float* out, int32_t count);

@@ -23,7 +23,7 @@ from ctypes import (
 from functools import cache
 from pathlib import Path
 
-ABI = 8  # PACELINE_ABI of api.h
+ABI = 9  # PACELINE_ABI of api.h
 TIERS = ("avx512vnni", "avxvnni", "avx2", "neon", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
 FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"
@@ -33,7 +33,7 @@ KV_KINDS = {"float32": 0, "int16": 1, "int8": 2}
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down", "embedding", "head")
 NORMS = ("attention", "mlp", "q", "k", "final")
 PHASES = ("embed", "norm", "qkv", "rope", "attention", "output", "mlp", "down", "head")
-LIMITS = ("read_bytes", "int8_products", "fp32_products")
+LIMITS = ("read_bytes", "int8_products", "int16_products", "fp32_products")
 ERRORS = {
     -1: "a shape that the kernels do not support",
     -2: "a batch with a token, position, row bound or block id out of range",

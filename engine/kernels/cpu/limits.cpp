@@ -1,5 +1,6 @@
-// What this machine can do at most: reading memory, multiplying 8-bit integers and fp32 numbers, with
-// the instructions of this tier. For python -m tests.limits, which holds the kernels against it.
+// What this machine can do at most: reading memory, multiplying 8-bit and 16-bit integers and fp32
+// numbers, with the instructions of this tier. For python -m tests.limits, which holds the kernels
+// against it.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -9,6 +10,7 @@
 #include "api.h"
 #include "dot.h"
 #include "model.h"
+#include "pairs.h"
 
 using namespace paceline;
 
@@ -83,6 +85,20 @@ double fused_per_second(int num_threads) {
          });
 }
 
+double pairs_per_second(int num_threads) {
+  const double work = static_cast<double>(kSteps) * kChains * 2 * kLanes * num_threads;
+  return work / seconds(num_threads, [](int) {
+           I16 sums[kChains];
+           for (I16& sum : sums) sum = splat(0);
+           int16_t values[2 * kLanes] = {1, 2, 3};
+           touch(values);
+           const Pairs a = load_terms(values), b = splat_terms(values);
+           for (int i = 0; i < kSteps; ++i)
+             PACELINE_UNROLL for (int j = 0; j < kChains; ++j) sums[j] = add_products(sums[j], a, b);
+           touch(sums);
+         });
+}
+
 double products_per_second(int num_threads) {
   constexpr int rows = std::min(kMaxRows, kFewRows);
   alignas(64) uint8_t weights[kGroupBytes * 8] = {1, 2, 3};
@@ -124,6 +140,7 @@ extern "C" double paceline_limit(int32_t what, int32_t num_threads) {
   switch (what) {
     case PACELINE_READ_BYTES: return bytes_per_second(num_threads);
     case PACELINE_INT8_PRODUCTS: return products_per_second(num_threads);
+    case PACELINE_INT16_PRODUCTS: return pairs_per_second(num_threads);
     case PACELINE_FP32_PRODUCTS: return fused_per_second(num_threads);
     default: return 0;
   }
