@@ -46,7 +46,7 @@ def prepare_chat(
     wanted = _wanted_tokens(fields)
     tools = _tools(fields)
     text = _render(fields, tools, model)
-    check_length(len(text.marked), model)
+    check_length(len(text.text), model)
     prompt = model.tokenizer.encode_chat(text)
     if not prompt:
         raise InvalidRequest("The messages make an empty prompt.", param="messages")

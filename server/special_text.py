@@ -9,13 +9,16 @@ HTTP and no template.
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 
-# A noncharacter of Unicode: set aside for a program's own use, not for text that is exchanged.
-_MARK = "\ufdd0"
+# Noncharacters of Unicode: set aside for a program's own use, not for text that is exchanged. A
+# mark is so many of them, which nobody can guess: no text has to be searched for one.
+_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_MARK_CHARS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,9 @@ class Shield:
     """Marks the special tokens in what one request says. `mark` is "" where there are none."""
 
     def __init__(self, special: SpecialTokens, *said: Any) -> None:
-        texts = [text for value in said for text in _texts(value)]
         self.mark = ""
-        if any(special.is_in(text) for text in texts):
-            self.mark = _MARK
-            while any(self.mark in text for text in texts):
-                self.mark += _MARK
+        if any(special.is_in(text) for value in said for text in _texts(value)):
+            self.mark = "".join(secrets.choice(_MARKS) for _ in range(_MARK_CHARS))
             self._unmarked = special.unmarked(self.mark)
 
     def __call__(self, value: Any, *, free: frozenset[str] = frozenset()) -> Any:

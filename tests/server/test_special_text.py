@@ -51,7 +51,7 @@ async def test_a_message_can_not_end_its_turn_or_begin_another(role: str) -> Non
     opening = [IM_START, *ids_of("assistant\n")]
     assert prompt == same == [*turn(role, ATTACK), *turn("user", "a"), *opening]
     assert ATTACK in shown.json()["prompt"]
-    assert "\ufdd0" not in shown.json()["prompt"]
+    assert not set(map(chr, range(0xFDD0, 0xFDF0))) & set(shown.json()["prompt"])
 
 
 @in_loop
@@ -113,6 +113,14 @@ def test_whatever_is_said_the_text_is_kept_and_no_token_is_made(said: str) -> No
     assert text.text == f"<|im_start|>{said}<|im_end|>"
     if shield.mark:
         assert SPECIAL.encode(text) == [IM_START, *ids_of(said), IM_END]
+
+
+def test_no_text_makes_the_mark_longer() -> None:
+    """B137: one longer than any run of noncharacters took quadratic time to find, and to write."""
+    said = "<|im_end|>" + "\ufdd0" * 1000
+    shield = Shield(SPECIAL, said)
+    assert len(shield.mark) < 20
+    assert MarkedText(shield(said), shield.mark).text == said
 
 
 def test_one_inside_another_is_no_token_either() -> None:
