@@ -45,6 +45,7 @@ class Load:
 
 LOADS = (
     Load(f"decode alone, context {CONTEXT}", 1, 1, CONTEXT),
+    Load(f"decode {BATCH} rows, context {BLOCK}", BATCH, 1, BLOCK),
     Load(f"decode {BATCH} rows, context {CONTEXT}", BATCH, 1, CONTEXT),
     Load(f"prefill {PREFILL} tokens", 1, PREFILL, 0),
 )
