@@ -118,16 +118,19 @@ def _render(fields: ChatRequest, tools: ToolPlan, model: ServedModel) -> MarkedT
     shown: list[Any] | None = list(tools.shown) or None
     shield = Shield(model.tokenizer.special_tokens, messages, shown)
     messages = [_shielded(shield, message, model) for message in messages]
+    first_index = 0
     if shown and "tools" not in template.source:
-        messages = _with_instructions(messages, shield(to_json(shown)))
-        shown = None
+        told = _with_instructions(messages, shield(to_json(shown)))
+        first_index = len(messages) - len(told)  # one may be ours
+        messages, shown = told, None
     shown = shield(shown)
     if fields.continue_final_message:
-        text = _render_open(fields, template, messages, shown, variables)
+        text = _render_open(fields, template, messages, first_index, shown, variables)
         return MarkedText(text, shield.mark)
     try:
         text = template.render(
             messages,
+            first_index,
             tools=shown,
             add_generation_prompt=fields.add_generation_prompt,
             **variables,
@@ -187,6 +190,7 @@ def _render_open(
     fields: ChatRequest,
     template: ChatTemplate,
     messages: list[dict[str, Any]],
+    first_index: int,
     tools: list[Any] | None,
     variables: dict[str, Any],
 ) -> str:
@@ -210,7 +214,9 @@ def _render_open(
     parts = [{"type": "text", "text": part} for part in (*before, said + end)]
     messages = [*messages[:-1], {**last, "content": said + end if not before else parts}]
     try:
-        shown = template.render(messages, tools=tools, add_generation_prompt=False, **variables)
+        shown = template.render(
+            messages, first_index, tools=tools, add_generation_prompt=False, **variables
+        )
     except (TemplateError, TextError) as error:
         raise _refusal(error) from None
     prompt, found, _ = shown.rpartition(end)

@@ -10,6 +10,7 @@ that must come first; what a template would leave out without a word is refused.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,10 +32,17 @@ class TemplateError(ValueError):
 
 
 def fit_messages(
-    messages: Sequence[Mapping[str, Any]], traits: TemplateTraits, *, knows_developer: bool
+    messages: Sequence[Mapping[str, Any]],
+    traits: TemplateTraits,
+    *,
+    knows_developer: bool,
+    first_index: int = 0,
 ) -> list[dict[str, Any]]:
-    """New messages for a template with these traits; raises TemplateError."""
-    placed = list(enumerate(messages))
+    """New messages for a template with these traits; raises TemplateError.
+
+    `first_index` is -1 where the first message is not the client's.
+    """
+    placed = list(enumerate(messages, first_index))
     if not (knows_developer or traits.late_system):
         placed = _without_late_developers(placed)
     return [
@@ -140,7 +148,7 @@ def read_arguments(where: str, arguments: Any) -> dict[str, Any]:
     """Of a call that was made before. Raises TemplateError."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else None
+            arguments = _strict_json(arguments) if arguments.strip() else None
         except (ValueError, RecursionError):
             raise TemplateError(f"{where} is not valid JSON.", where) from None
     if arguments is None:
@@ -148,6 +156,18 @@ def read_arguments(where: str, arguments: Any) -> dict[str, Any]:
     if not isinstance(arguments, Mapping):
         raise TemplateError(f"{where} must be a JSON object.", where)
     return dict(arguments)
+
+
+def _strict_json(text: str) -> Any:
+    """Python would read NaN, and make Infinity of a number that is too large; JSON has neither."""
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is no number of JSON")
+    return value
 
 
 def _formed(call: dict[str, Any], form: ArgumentForm) -> dict[str, Any]:

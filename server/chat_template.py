@@ -58,6 +58,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        first_index: int = 0,
         /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -66,14 +67,16 @@ class ChatTemplate:
     ) -> str:
         """The prompt for a conversation in the form of the chat completions API.
 
-        Raises TemplateError for a conversation that the template refuses or cannot show, or whose
-        render passes a limit; TextError for a lone surrogate.
+        Errors count messages from `first_index` on. Raises TemplateError for a conversation that
+        the template refuses or cannot show, or whose render passes a limit; TextError for a lone
+        surrogate.
         """
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         fitted = fit_messages(
             messages,
             self._traits_of(name),
             knows_developer="developer" in self._sources[name],
+            first_index=first_index,
         )
         given = {**variables, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:

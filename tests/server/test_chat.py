@@ -241,8 +241,8 @@ async def test_tool_calls_of_earlier_turns_are_taken_or_refused_by_index() -> No
     """B043, B044, B046: a conversation that another server began."""
     async with house() as server:
 
-        async def ask(messages: list[object]) -> tuple[int, dict[str, object]]:
-            body = {"messages": messages, "max_tokens": 2}
+        async def ask(messages: list[object], **more: object) -> tuple[int, dict[str, object]]:
+            body = {"messages": messages, "max_tokens": 2, **more}
             answer = await server.client.post(CHAT, json=body)
             return answer.status_code, answer.json().get("error") or {}
 
@@ -250,10 +250,15 @@ async def test_tool_calls_of_earlier_turns_are_taken_or_refused_by_index() -> No
             for arguments in ("null", "", "{}", '{"a":1}'):
                 status, error = await ask(tool_turn(arguments, content))
                 assert status == 200, error
-            for arguments in ("[]", "not json", '{"a":'):
+            for arguments in ("[]", "not json", '{"a":', '{"a":NaN}', '{"a":-1e999}'):
                 status, error = await ask(tool_turn(arguments, content))
                 assert status == 400
-                assert "1" in str(error["param"]) + str(error["message"])
+                assert error["param"] == "messages[1].tool_calls[0].function.arguments"
+                assert str(error["message"]).startswith("messages[1].")
+                # The template shows no tools: they are told by a message of ours.
+                tool = {"type": "function", "function": {"name": "f"}}
+                status, told = await ask(tool_turn(arguments, content), tools=[tool])
+                assert (status, told) == (400, error)
 
 
 @in_loop
