@@ -116,6 +116,8 @@ class ResponseCall:
     def chat(self) -> Parsed[ChatRequest]:
         assert self._own is not None
         if not self._earlier and not self.request.input and not self.request.instructions:
+            if "input" in self.request.model_fields_set:
+                raise InvalidRequest("The input must not be empty.", param="input")
             raise InvalidRequest(
                 "This field is required.", param="input", code="missing_required_parameter"
             )

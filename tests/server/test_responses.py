@@ -273,6 +273,10 @@ async def test_what_is_not_served_is_refused_by_name() -> None:
             answer = await server.client.post(RESPONSES, json=body)
             assert answer.status_code in (400, 404), (fields, answer.text)
             assert answer.json()["error"]["param"] == param, answer.text
+        for empty, word in (({"input": ""}, "empty"), ({}, "required")):
+            answer = await server.client.post(RESPONSES, json=empty)
+            assert answer.status_code == 400
+            assert word in answer.json()["error"]["message"]
 
 
 @in_loop
