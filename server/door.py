@@ -7,6 +7,7 @@ what it counts, so it never refuses what we let in. Knows no connection and no H
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +18,7 @@ from server.retry_after import RetryAfter
 
 # A wait is refused where its estimate is so many times what it may be: the estimate is rough.
 _CLEARLY = 2.0
+_LEAST_RETRY_SECONDS = 1.0
 
 
 class QueueFull(Exception):
@@ -44,7 +46,9 @@ class Door:
         self._places = Places(limits)
         self._rates = rates
         rates.observe({}, 0.0)
-        self._tenants: dict[str, str] = {}  # by id, of requests that are unfinished
+        # By id, of requests that are unfinished, in the order in which they came.
+        self._tenants: dict[str, str] = {}
+        self._deadlines: dict[str, float] = {}  # of those that have one
         self._num_running = 0
         self._waiting: dict[str, int] = {}  # by lane, when the core last spoke
 
@@ -74,24 +78,39 @@ class Door:
         deadline = requests[0].deadline
         if deadline is None:
             return
-        wait, left = self._wait(tenant, now), deadline - now
-        if wait > _CLEARLY * left > 0:
-            raise WaitTooLong(wait, wait - left)
+        # By the lane it would wait in, or by all that wait where there is but one.
+        is_one = "" in self._waiting
+        rate = self._rates.all if is_one else self._rates.of[tenant]
+        ahead = self.num_waiting if is_one else self._waiting.get(tenant, 0)
+        wait, left = rate.wait(ahead, now), deadline - now
+        if not wait > _CLEARLY * left > 0:
+            return
+        lane = [i for i, of in self._tenants.items() if is_one or of == tenant][-ahead:]
+        if self._begun_at(lane, wait / ahead / _CLEARLY, now) < deadline:
+            return
+        begun_at = max(self._begun_at(lane, wait / ahead, now), deadline)
+        raise WaitTooLong(begun_at - now, max(begun_at - deadline, _LEAST_RETRY_SECONDS))
 
-    def _wait(self, tenant: str, now: float) -> float:
-        """By the lane it would wait in, or by all that wait where there is but one."""
-        if "" in self._waiting:
-            return self._rates.all.wait(self.num_waiting, now)
-        return self._rates.of[tenant].wait(self._waiting.get(tenant, 0), now)
+    def _begun_at(self, ahead: Sequence[str], each_seconds: float, now: float) -> float:
+        """When the next one is, if they are begun at this pace, but for those that are late."""
+        at = now
+        for request_id in ahead:
+            if at < self._deadlines.get(request_id, math.inf):
+                at += each_seconds
+        return at
 
     def enter(self, requests: Sequence[Request]) -> None:
         self._places.take(requests[0].tenant, len(requests))
-        self._tenants |= {request.id: request.tenant for request in requests}
+        for request in requests:
+            self._tenants[request.id] = request.tenant
+            if request.deadline is not None:
+                self._deadlines[request.id] = request.deadline
 
     def end(self, finished: Finished, now: float) -> None:
         tenant = self._tenants.pop(finished.request_id, None)
         if tenant is None:
             return
+        self._deadlines.pop(finished.request_id, None)
         self._places.give_back(tenant)
         if finished.reason is not FinishReason.EXPIRED:  # nothing was done for it
             self._rates.all.ended(now)

@@ -27,11 +27,11 @@ class Clocked:
         self.door = Door(limits, self.rates)
         self.num_made = 0
 
-    def enter(self, count: int, tenant: str = "a") -> list[str]:
+    def enter(self, count: int, tenant: str = "a", deadline: float | None = None) -> list[str]:
         ids = []
         for _ in range(count):
             self.num_made += 1
-            one = request(str(self.num_made), tenant)
+            one = request(str(self.num_made), tenant, deadline)
             self.door.check([one], 0.0)
             self.door.enter([one])
             ids.append(one.id)
@@ -85,6 +85,20 @@ def test_wait_is_by_what_waits_in_the_same_lane() -> None:
     assert refused.value.wait_seconds == pytest.approx(40.0, rel=0.2)
     assert refused.value.retry_after_seconds == pytest.approx(30.0, rel=0.2)
     clocked.check("b", 1.0)
+
+
+@pytest.mark.parametrize("lane", ["", "a"])
+def test_who_gives_up_first_is_in_nobodys_way(lane: str) -> None:
+    """40 s of work wait, and are gone by 105: whoever has time until then is served after it."""
+    clocked = Clocked()
+    clocked.end(clocked.enter(20))
+    clocked.enter(60, deadline=105.0)
+    clocked.observe(40, lane=lane)
+    clocked.check("a", 6.0)
+    with pytest.raises(WaitTooLong) as refused:
+        clocked.check("a", 4.5)
+    assert refused.value.wait_seconds == pytest.approx(5.0, abs=1.0)
+    assert 1.0 <= refused.value.retry_after_seconds <= 2.0
 
 
 def test_wait_in_one_lane_is_by_all() -> None:
