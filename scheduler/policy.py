@@ -101,6 +101,6 @@ def max_total_tokens(capacity: KVCapacity) -> int:
 def never_fits(request: Request, capacity: KVCapacity) -> bool:
     """Whether the request would not fit even alone; the one rule for the door and the scheduler.
 
-    A prompt always yields a token, so one more than the prompt is the least it needs.
+    A prompt always yields a token; where none is asked for, it has no place and needs none.
     """
-    return len(request.prompt) + max(1, request.max_tokens) > max_total_tokens(capacity)
+    return len(request.prompt) + request.max_tokens > max_total_tokens(capacity)

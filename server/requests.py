@@ -63,7 +63,7 @@ def resolve_max_tokens(num_prompt: int, wanted: int | None, limits: TokenLimits)
             code="max_input_tokens_exceeded",
         )
     left = limits.total - num_prompt
-    if left < 1:  # even without an answer, one step samples after the prompt
+    if left < 0 or (left == 0 and wanted != 0):
         raise context_exceeded(f"{num_prompt} tokens", limits.total)
     if wanted is not None:
         return min(wanted, left)
@@ -72,8 +72,8 @@ def resolve_max_tokens(num_prompt: int, wanted: int | None, limits: TokenLimits)
 
 def context_exceeded(size: str, total: int) -> InvalidRequest:
     return InvalidRequest(
-        f"This model's maximum context length is {total} tokens. However, your prompt has {size}, "
-        "which leaves no room for an answer. Please shorten it.",
+        f"This model's maximum context length is {total} tokens, answer included. However, your "
+        f"prompt has {size}. Please shorten it.",
         code="context_length_exceeded",
     )
 

@@ -17,7 +17,7 @@ def truncate_prompt(
 ) -> list[int]:
     """The prompt, or so much of it as was asked for; -1 asks for what leaves room for the answer.
 
-    `wanted` is the length of the answer, at least one token.
+    `wanted` is the length of the answer, by default a token.
     """
     limit = fields.truncate_prompt_tokens
     if limit is None:
@@ -27,7 +27,7 @@ def truncate_prompt(
             "At least one token must be left; -1 keeps what fits.", param="truncate_prompt_tokens"
         )
     if limit == -1:
-        limit = max(model.limits.total - max(wanted or 1, 1), 1)
+        limit = max(model.limits.total - (1 if wanted is None else wanted), 1)
         if model.limits.input is not None:
             limit = min(limit, model.limits.input)
     if len(prompt) <= limit:

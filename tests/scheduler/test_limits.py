@@ -37,7 +37,7 @@ def test_every_length_is_refused_or_moves(max_model_len: int) -> None:
             request = rig.request(range(length), max_tokens)
             events = rig.submit(request)
             assert bool(refused(events)) == never_fits(request, capacity)
-            assert never_fits(request, capacity) == (length + max(1, max_tokens) > limit)
+            assert never_fits(request, capacity) == (length + max_tokens > limit)
             if not events:
                 assert rig.step() is not None
                 rig.abort(request.id)
@@ -132,5 +132,5 @@ def test_one_function_decides_what_fits() -> None:
     small_pool, short = KVCapacity(4, 4, 1, 100), KVCapacity(100, 4, 1, 12)
     assert max_total_tokens(small_pool) == 16
     assert max_total_tokens(short) == 12
-    assert not never_fits(Request("a", tuple(range(15)), 0), small_pool)
-    assert never_fits(Request("a", tuple(range(16)), 0), small_pool)
+    assert not never_fits(Request("a", tuple(range(16)), 0), small_pool)
+    assert never_fits(Request("a", tuple(range(17)), 0), small_pool)

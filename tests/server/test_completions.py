@@ -206,6 +206,9 @@ async def test_max_tokens_is_cut_to_what_the_context_leaves() -> None:
         body = (await server.complete("x" * (limit - 3), max_tokens=10**6)).json()
         assert body["usage"]["completion_tokens"] == 3
         assert body["choices"][0]["finish_reason"] == "length"
+        whole = await server.complete("x" * limit, max_tokens=0, echo=True)
+        assert whole.json()["usage"]["prompt_tokens"] == limit
+        assert (await server.complete("x" * limit, max_tokens=1)).status_code == 400
         assert (await server.complete("x")).json()["usage"]["completion_tokens"] == 16
         chat = (await server.chat("x" * (limit - 60))).json()
     assert chat["usage"]["total_tokens"] == limit

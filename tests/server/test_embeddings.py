@@ -92,7 +92,7 @@ async def test_vectors_equal_the_pooled_hidden_states_of_transformers(
     family: Any, pooling: str
 ) -> None:
     path, model = family
-    given = prompts(1, 3, 8, 50, 100)
+    given = prompts(1, 3, 8, 50, 100, CAPACITY.max_model_len)  # the last fills the context
     wanted = [expected(model, prompt, pooling) for prompt in given]
     engines = [torch_engine(path)]
     if available_tiers() and refusal(native_file(open_model(path)).config) is None:
@@ -225,8 +225,9 @@ async def test_bad_inputs_are_refused_by_name(family: Any) -> None:
             answer = await server.client.post(EMBEDDINGS, json=body)
             assert answer.status_code == 400, body
             assert answer.json()["error"]["param"] == param, answer.text
-        long = await embed(server, "x" * 300)
-        assert long.json()["error"]["code"] == "context_length_exceeded"
+        for long in ("x" * 300, [5] * (CAPACITY.max_model_len + 1)):
+            answer = await embed(server, long)
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_forms_of_an_input_are_those_of_a_prompt() -> None:
