@@ -48,6 +48,12 @@ NOT_ENFORCED = frozenset(
         "uniqueItems",
     }
 )
+# Formats of pydantic's: those that say what a text is for and take any; one version of UUIDs.
+_FREE_FORMATS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
+_UUIDS = {
+    f"uuid{n}": f"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{n}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+    for n in range(1, 9)
+}
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SINGLE = frozenset({"items", "additionalProperties"})
@@ -133,6 +139,10 @@ def _check_node(node: Schema) -> None:
         check = _SHAPES.get(name)
         if check is not None:
             check(name, value)
+    if node.get("format") in _FREE_FORMATS:
+        del node["format"]
+    elif node.get("format") in _UUIDS and "pattern" not in node:
+        node["pattern"] = _UUIDS[node.pop("format")]
     if "pattern" in node:
         node["pattern"] = kept_in_strings(node["pattern"])
     if "patternProperties" in node:

@@ -65,6 +65,8 @@ HAND_MADE: dict[str, Schema] = {
     "date-time": {"type": "string", "format": "date-time"},
     "email": {"type": "string", "format": "email"},
     "uuid": {"type": "string", "format": "uuid"},
+    "uuid-version": {"type": "string", "format": "uuid4"},
+    "format-free": obj({"secret": text(format="password"), "at": text(format="path", maxLength=9)}),
     "ipv4": {"type": "string", "format": "ipv4"},
     "ipv6": {"type": "string", "format": "ipv6"},
     "array": array(SMALL),
