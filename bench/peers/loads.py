@@ -40,7 +40,7 @@ class Cell:
         return Level(shape, self.requests, concurrency=self.clients)
 
 
-REQUESTS = {1: 4, 4: 12, 16: 32, 32: 64}
+REQUESTS = {1: 8, 4: 24, 16: 64, 32: 128}
 QUICK_REQUESTS = {1: 2, 4: 4, 16: 16, 32: 32}
 SHARED_PREFIX = Cell(8, 32, 32, 16, shared_prefix=1024)
 FULL = (
