@@ -196,14 +196,16 @@ def draw(path: Path, summary: Sequence[dict[str, Any]]) -> None:
     )
     figure = Figure(figsize=(max(8.0, 1.6 * len(loads)), 11), layout="constrained")
     FigureCanvasAgg(figure)
-    width = 0.85 / max(1, len(servers))
+    group = 0.85  # of the place of a load
+    width = group / max(1, len(servers))
+    middle = (group - width) / 2
     for axes, (title, name) in zip(figure.subplots(3, 1), panels, strict=True):
         for number, server in enumerate(servers):
             cells = {_load(entry): entry for entry in summary if entry["server"] == server}
             heights = [(cells[load][name] or 0.0) if load in cells else 0.0 for load in loads]
             places = [place + number * width for place in range(len(loads))]
             axes.bar(places, heights, width, label=server, color=f"C{number}")
-        axes.set(title=title, xticks=[place + 0.4 for place in range(len(loads))])
+        axes.set(title=title, xticks=[place + middle for place in range(len(loads))])
         axes.set_xticklabels([_heading(load) for load in loads])
         axes.grid(visible=True, axis="y", alpha=0.3)
         if "log" in title and any(entry[name] for entry in summary):
