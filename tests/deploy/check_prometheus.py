@@ -118,8 +118,11 @@ def quantile_bucket(values: Sequence[float], q: float) -> int:
     return bucket(sorted(values)[max(math.ceil(q * len(values)), 1) - 1])
 
 
-def compare(prometheus: Prometheus, seen: Sequence[Seen]) -> str:
-    """Raises AssertionError where they disagree; else one line that says what was seen."""
+def compare(prometheus: Prometheus, seen: Sequence[Seen], *, is_quiet: bool = True) -> str:
+    """Raises AssertionError where they disagree; else one line that says what was seen.
+
+    On a machine that is not quiet, clients may see a first token long after it was sent.
+    """
     counts = {
         "sum(paceline_requests_accepted_total)": len(seen),
         "sum(paceline_requests_finished_total)": len(seen),
@@ -144,7 +147,8 @@ def compare(prometheus: Prometheus, seen: Sequence[Seen]) -> str:
             f"histogram_quantile({q}, sum by (le) (rate({TTFT}_bucket[{WINDOW}])))"
         )
         ours = quantile_bucket([one.ttft_seconds for one in seen], q)
-        assert abs(bucket(found) - ours) <= 1, (
+        most = 1 if is_quiet else len(REQUEST_BUCKETS)
+        assert -1 <= ours - bucket(found) <= most, (
             f"p{q * 100:g} TTFT: Prometheus says {found:.4f} s, the clients {_within(ours)}"
         )
         shown.append(f"p{q * 100:g} TTFT {found * 1e3:.1f} ms (clients {_within(ours)})")
