@@ -118,8 +118,10 @@ class StepEngine:
             logits=self._runner.logits,
             token_table=self._tables.token_table,
         )
-        last = rows_at(hidden, outputs.offsets[1:][sampled] - 1, self._device)
-        samples = self._sample(batch, slots, sampled, last) if len(sampled) else None
+        samples = None
+        if len(sampled):
+            last = rows_at(hidden, outputs.offsets[1:][sampled] - 1, self._device)
+            samples = self._sample(batch, slots, sampled, last)
         pooled = self._pooler.pool(slots, sampled, outputs=outputs, hidden=hidden)
         tensors = StepTensors(
             hidden_peaks=largest_magnitudes(hidden),

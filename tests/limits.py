@@ -63,7 +63,7 @@ class Work:
         config = file.config
         shapes = {n: s for n, s in parameter_shapes(config).items() if len(s) == 2}
         head = HEAD if HEAD in shapes else EMBEDDING
-        used = [name for name in shapes if name in (head,) or name not in (EMBEDDING, HEAD)]
+        used = [name for name in shapes if name == head or name not in (EMBEDDING, HEAD)]
         last = f"model.layers.{config.num_layers - 1}."
         of_rows = [
             name

@@ -161,6 +161,15 @@ def test_leaving_out_max_tokens_costs_nothing() -> None:
     assert served(rig, "a") == pytest.approx(served(rig, "b"), rel=0.1)
 
 
+def gains_once_b_asks(rig: Rig, num_requests: int, *, num_steps: int) -> tuple[float, float]:
+    """What tenants a and b are served from when b asks for more."""
+    before = served(rig, "a"), served(rig, "b")
+    flood(rig, "b", num_requests)
+    for _ in range(num_steps):
+        rig.step()
+    return served(rig, "a") - before[0], served(rig, "b") - before[1]
+
+
 @pytest.mark.parametrize("answer", [5, 900])
 def test_who_does_not_ask_saves_nothing_up(answer: int) -> None:
     """Neither an idle tenant, nor one whose only request runs on while another takes the rest."""
@@ -169,12 +178,8 @@ def test_who_does_not_ask_saves_nothing_up(answer: int) -> None:
     flood(rig, "a", 80)
     for _ in range(150):
         rig.step()
-    before = served(rig, "a"), served(rig, "b")
-    flood(rig, "b", 40)
-    for _ in range(150):
-        rig.step()
-    gained = served(rig, "a") - before[0], served(rig, "b") - before[1]
-    assert gained[1] == pytest.approx(gained[0], rel=0.15)
+    of_a, of_b = gains_once_b_asks(rig, 40, num_steps=150)
+    assert of_b == pytest.approx(of_a, rel=0.15)
 
 
 def test_who_is_set_back_has_no_claim_from_the_time_in_which_it_did_not_wait() -> None:
@@ -188,12 +193,8 @@ def test_who_is_set_back_has_no_claim_from_the_time_in_which_it_did_not_wait() -
     rig.step()
     rig.memory = 1000
     assert not rig.scheduler.batch.running
-    before = served(rig, "a"), served(rig, "b")
-    flood(rig, "b", 60)
-    for _ in range(300):
-        rig.step()
-    gained = served(rig, "a") - before[0], served(rig, "b") - before[1]
-    assert gained[1] == pytest.approx(gained[0], rel=0.25)
+    of_a, of_b = gains_once_b_asks(rig, 60, num_steps=300)
+    assert of_b == pytest.approx(of_a, rel=0.25)
 
 
 @pytest.mark.parametrize("num_shared", [0, 60])

@@ -37,22 +37,23 @@ bool Model::valid(const paceline_batch& b) const {
 
 StepSizes Model::plan_attention(const paceline_batch& b) {
   StepSizes sizes{b.num_tokens, 0, b.num_outputs, 0};
+  const auto add_heads = [&](AttentionItem* items, int& size, AttentionItem item) {
+    for (; item.kv_head < c_.num_kv_heads; ++item.kv_head) items[size++] = item;
+  };
   int output = 0;
   for (int row = 0; row < b.num_rows; ++row) {
     const int end = b.row_starts[row + 1];
     std::fill(&token_rows_[b.row_starts[row]], &token_rows_[end - 1] + 1, row);
-    for (int token = b.row_starts[row]; token < end; token += kQueryTile) {
-      const int count = std::min(kQueryTile, end - token);
-      for (int head = 0; head < c_.num_kv_heads; ++head)
-        items_[sizes.items++] = {row, token, token, count, head};
-    }
+    for (int token = b.row_starts[row]; token < end; token += kQueryTile)
+      add_heads(items_.data(), sizes.items,
+                {row, token, token, std::min(kQueryTile, end - token), 0});
     while (output < b.num_outputs && b.outputs[output] < end) {
-      const int first = output;
-      while (++output < b.num_outputs && b.outputs[output] < end && output - first < kQueryTile &&
-             b.outputs[output] == b.outputs[output - 1] + 1) {
-      }
-      for (int head = 0; head < c_.num_kv_heads; ++head)
-        output_items_[sizes.output_items++] = {row, b.outputs[first], first, output - first, head};
+      const int32_t* run = b.outputs + output;  // of adjacent tokens
+      const int most = std::min({kQueryTile, b.num_outputs - output, end - run[0]});
+      int count = 1;
+      while (count < most && run[count] == run[0] + count) ++count;
+      add_heads(output_items_.data(), sizes.output_items, {row, run[0], output, count, 0});
+      output += count;
     }
   }
   return sizes;

@@ -72,8 +72,10 @@ class Batch(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("num_tokens", "num_rows", "table_stride", "num_outputs")),
-        *((name, c_void_p) for name in ("token_ids", "positions", "row_starts", "block_tables")),
-        ("outputs", c_void_p),
+        *(
+            (name, c_void_p)
+            for name in ("token_ids", "positions", "row_starts", "block_tables", "outputs")
+        ),
     )
 
 
