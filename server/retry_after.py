@@ -5,10 +5,11 @@ leave as they come, and that says nothing of what the core can do.
 
 Owns the measured rate and the promises already given. Knows nothing but times and counts.
 
-The rate is that of the last 30 seconds (while nothing has ended with a queue: one a second). Each
-refusal promises the next free places to its client, after those promised before and not yet due, so
-a crowd that was refused at once comes back spread out at the pace of the core instead of together.
-The answer is between 1 and 60 seconds: some clients give up above that.
+The rate is that of the last 30 seconds, and the time since the last end counts too, so a silence
+makes it smaller (while nothing has ended with a queue: one in that time, one a second at most).
+Each refusal promises the next free places to its client, after those promised before and not yet
+due, so a crowd that was refused at once comes back spread out at the pace of the core instead of
+together. The answer is between 1 and 60 seconds: some clients give up above that.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ class RetryAfter:
         """Ended requests per second, while some waited."""
         while self._ended and self._ended[0][0] < now - _WINDOW_SECONDS:
             self._ended.popleft()
+        silence = 0.0 if self._since is None else max(now - self._since, 0.0)
         if not self._ended:
-            return _UNKNOWN_RATE
-        seconds = sum(seconds for _, seconds in self._ended)
+            return min(_UNKNOWN_RATE, 1 / silence) if silence else _UNKNOWN_RATE
+        seconds = sum(seconds for _, seconds in self._ended) + silence
         return len(self._ended) / max(seconds, _SHORTEST_MEASURED)
 
     def wait(self, ahead: int, now: float) -> float:

@@ -33,6 +33,7 @@ def test_refused_clients_come_back_one_after_another() -> None:
     assert waits[0] == 1.0
     assert 15 < waits[39] < 25
     assert waits[-1] == 60.0
+    estimate.observe(0, 121.0)
     assert estimate.promise(1, 200.0) == 1.0
 
 
@@ -41,6 +42,7 @@ def test_old_ends_do_not_count() -> None:
     estimate.observe(9, 0.0)
     for i in range(100):
         estimate.ended(i * 0.01)
+    estimate.observe(0, 1.0)
     assert estimate.rate(1000.0) == 1.0
 
 
@@ -56,6 +58,24 @@ def test_time_in_which_nobody_waited_does_not_count() -> None:
         estimate.observe(0, at + 1.3)
     assert estimate.rate(125.0) == pytest.approx(10.0)
     assert estimate.wait(20, 125.0) == pytest.approx(2.0)
+
+
+def test_a_silence_of_those_who_run_makes_the_promise_longer() -> None:
+    """Answers that take minutes: no end in the window is no rate of one a second."""
+    estimate = RetryAfter()
+    estimate.observe(9, 0.0)
+    for i in range(1, 21):
+        estimate.ended(0.1 * i)
+    assert estimate.rate(2.0) == pytest.approx(10.0)
+    assert estimate.rate(20.0) == pytest.approx(1.0)
+    assert estimate.rate(52.0) == pytest.approx(1 / 50)
+    assert estimate.promise(1, 52.0) == pytest.approx(50.0)
+    first = RetryAfter()
+    first.observe(3, 100.0)
+    assert first.promise(1, 100.0) == 1.0
+    assert first.promise(1, 130.0) == pytest.approx(30.0)
+    first.observe(0, 140.0)  # nobody waits: the time says nothing any more
+    assert first.rate(200.0) == 1.0
 
 
 def scope(path: str) -> dict[str, object]:
