@@ -253,6 +253,35 @@ async def test_field_that_we_do_not_serve_is_refused_by_name() -> None:
                 assert error["code"] == "unsupported_parameter"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("adapter_id", "someone/adapter"),  # otherwise the base model would answer
+        ("lora_request", {"lora_name": "a", "lora_int_id": 1}),
+        ("extra_body", {"guided_json": {"type": "object"}}),
+        ("sampling_params", {"max_new_tokens": 5}),
+        ("options", {"num_predict": 5}),
+        ("n_cmpl", 3),
+        ("eos_token_id", [5]),
+        ("input_ids", [1, 2]),
+        ("thinking_budget", 0),
+        ("truncate", 100),
+    ],
+)
+@in_loop
+async def test_what_other_servers_would_have_obeyed_is_refused(name: str, value: Any) -> None:
+    """B061, B160: an adapter, a bag of constraints, a limit or a prompt by another name."""
+    async with house(greeter()) as server:
+        await refused_field(server, name, value)
+        error = await refused(
+            server,
+            "/v1/embeddings",
+            json.dumps({"input": "greet", name: value}).encode(),
+            param=name,
+        )
+        assert error["code"] == "unsupported_parameter"
+
+
 @in_loop
 async def test_stored_zero_is_not_false() -> None:
     async with house(greeter()) as server:
