@@ -156,6 +156,7 @@ def create_app(
         openapi_url=None,  # FastAPI does not see the models; openapi/ does
         redirect_slashes=False,
     )
+    app.state.count_refusal = metrics.count_refusal  # for what never becomes a request
     StatusRoutes(services).add_to(app)
     TextRoutes(services).add_to(app)
     AdminRoutes(services).add_to(app)

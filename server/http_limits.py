@@ -14,6 +14,7 @@ import logging
 import resource
 import time
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httptools
@@ -99,11 +100,20 @@ class UnchunkedSend:
         await self._send(message)
 
 
+def limited(
+    *, max_header_bytes: int, count_refusal: Callable[[str], None]
+) -> type[LimitedProtocol]:
+    """The protocol of one server."""
+    names = {"max_header_bytes": max_header_bytes, "count_refusal": staticmethod(count_refusal)}
+    return type("Limited", (LimitedProtocol,), names)
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """Counts the bytes of a head as they arrive, finished header or not."""
 
     max_header_bytes = 64 << 10
     head_seconds = HEAD_SECONDS
+    count_refusal: Callable[[str], None] | None = None  # told the code; no route sees these
 
     _head_bytes = 0  # received of a head that is not complete
     _headers_size = 0  # of complete headers
@@ -272,6 +282,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         request_id = uuid.uuid4().hex
+        if self.count_refusal is not None:
+            self.count_refusal(refusal.code)
         log.debug("request %s: a connection is refused: %s", request_id, refusal.message)
         error: dict[str, Any] = {"message": refusal.message, "type": "invalid_request_error"}
         body = json.dumps({"error": {**error, "param": None, "code": refusal.code}}).encode()

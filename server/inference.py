@@ -40,7 +40,7 @@ from server.grammar_checks import GrammarChecks
 from server.logprobs import TokenNames
 from server.metrics import Metrics
 from server.middleware import RequestContext
-from server.patience import Late, Patience, patience
+from server.patience import Patience, patience
 from server.prepare import ServedModel
 from server.recorder import Recorder
 from server.requests import RequestOrigin, TokenLimits
@@ -309,8 +309,7 @@ class OneAnswer(Generic[FieldsT]):
                 if not events.started:
                     raise
                 failure = renamed(as_api_error(error, self._context.id), self._endpoint.names)
-                if isinstance(failure, Late):
-                    self._services.metrics.count_error(failure)
+                self._services.metrics.count_error(failure)
                 await events.fail(failure)
             else:
                 await events.end()

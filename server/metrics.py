@@ -258,7 +258,9 @@ class Metrics:
             for reason in ("stop", "length", "abort", "error", "expired", "invalid")
         }
         self.refused = self._counter(
-            "requests_refused", "HTTP requests answered with an error, by its code.", ("reason",)
+            "requests_refused",
+            "HTTP requests that got an error, as a status or as an event of a stream, by its code.",
+            ("reason",),
         )
         cache = self._counter(
             "answer_cache", "Requests that asked for a cached answer, by result.", ("result",)
@@ -377,8 +379,12 @@ class Metrics:
         self.step_tokens["decode"].inc(decode)
 
     def count_error(self, error: ApiError) -> None:
-        """An HTTP request that got an error instead of an answer. Codes are ours, so few."""
-        self.refused.labels(error.code or error.type).inc()
+        """An HTTP request that got an error. Codes are ours, so few."""
+        self.count_refusal(error.code or error.type)
+
+    def count_refusal(self, code: str) -> None:
+        """Also of what never became a request."""
+        self.refused.labels(code).inc()
 
     def observe_first_text(self, timings: Timings, request_id: str = "") -> None:
         """Once a request, when its first text has been written."""

@@ -29,7 +29,7 @@ from server.core_client import CoreClient
 from server.early_core import EarlyCore, Spawn, spawn_core
 from server.grammar_checks import GrammarChecks
 from server.heap import give_back
-from server.http_limits import LimitedProtocol
+from server.http_limits import limited
 from server.logs import configure_logging
 from server.process_watch import raise_descriptor_limit
 from server.supervisor import CoreGaveUp, Supervisor
@@ -243,13 +243,14 @@ class ServerLife:
         force.cancel()
 
     def _http_server(self) -> HttpServer:
-        class Protocol(LimitedProtocol):
-            max_header_bytes = self._config.max_header_bytes
-
+        app = create_app(self._client, self._tokenizer, self._config, grammars=self._grammars)
         return HttpServer(
             uvicorn.Config(
-                create_app(self._client, self._tokenizer, self._config, grammars=self._grammars),
-                http=Protocol,
+                app,
+                http=limited(
+                    max_header_bytes=self._config.max_header_bytes,
+                    count_refusal=app.state.count_refusal,
+                ),
                 ws="none",
                 log_config=None,
                 access_log=False,  # ContextMiddleware writes the line of a request

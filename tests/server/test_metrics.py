@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -215,6 +216,46 @@ async def test_ends_by_reason_add_up_to_what_was_accepted() -> None:
     assert ends == [3, 2, 3, 1]
     assert metric(text, "paceline_requests_accepted_total") == sum(ends)
     assert metric(text, "paceline_requests_refused_total", reason="invalid_value") == 1
+
+
+@in_loop
+async def test_what_is_no_request_yet_is_counted_as_refused() -> None:
+    """B116, B151: a head that is too large, garbage, and a body that ends before its length."""
+    async with house(live=True) as server:
+        for said in (
+            b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 100_000,
+            b"hello\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{",
+        ):
+            reader, writer = await connect(server)
+            writer.write(said)
+            writer.write_eof()
+            assert (await reader.read()).startswith(b"HTTP/1.1 4")
+            writer.close()
+        text = await read(server)
+    assert metric(text, "paceline_requests_refused_total", reason="headers_too_large") == 1
+    assert metric(text, "paceline_requests_refused_total", reason="bad_request") == 2
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["a status", "an event"])
+@in_loop
+async def test_an_error_is_counted_once_before_and_after_the_first_text(begun: bool) -> None:
+    """B116: the step fails."""
+    engine = TextEngine({"greet": "Hello"}, step_seconds=0.001)
+    async with house(engine, live=True) as server:
+        if not begun:
+            engine.fail_step.set()
+        body = {"prompt": "x", "max_tokens": 1500, "stream": True}
+        async with server.client.stream("POST", COMPLETIONS, json=body) as answer:
+            said = ""
+            async for line in answer.aiter_lines():
+                said += line
+                engine.fail_step.set()
+        assert answer.status_code == (200 if begun else 500)
+        assert "generation_failed" in said
+        text = await read(server)
+    assert metric(text, "paceline_requests_refused_total", reason="generation_failed") == 1
+    assert metric(text, "paceline_requests_finished_total", reason="error") == 1
 
 
 @in_loop

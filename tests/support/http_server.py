@@ -25,7 +25,7 @@ from scheduler.types import KVCapacity, SamplingParams, StepPlan, TokenLogprobs
 from server.app import create_app
 from server.config import ServerConfig
 from server.core_client import CoreClient
-from server.http_limits import LimitedProtocol
+from server.http_limits import limited
 from server.tokenizer import Tokenizer
 from server.wire import CoreInfo
 from tests.support.scripted_engine import CAPACITY, LIMITS, ScriptedEngine, _Pending, running_core
@@ -209,7 +209,8 @@ async def live_server(app: FastAPI) -> AsyncIterator[str]:
     """uvicorn in this event loop."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=LimitedProtocol, ws="none", log_config=None, lifespan="on")
+    http = limited(max_header_bytes=64 << 10, count_refusal=app.state.count_refusal)
+    config = uvicorn.Config(app, http=http, ws="none", log_config=None, lifespan="on")
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     server.capture_signals = _no_signals  # type: ignore[method-assign]
