@@ -116,6 +116,7 @@ _GAUGES = {
     "step",
     "num_running",
     "num_waiting",
+    "waiting",
     "num_blocks",
     "num_blocks_used",
     "num_blocks_cached",

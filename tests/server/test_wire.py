@@ -181,3 +181,12 @@ def test_unsent_stats_are_bounded_and_their_sums_stay_right() -> None:
     assert len(stats) <= 1024
     assert sum(entry.num_decode_tokens for entry in stats) == 15_000
     assert stats[-1].num_running == 4999 % 7
+
+
+def test_lanes_that_wait_are_the_newest_however_many_stats_were_unsent() -> None:
+    backlog = EventBacklog()
+    for step in range(3000):
+        waiting = (("a", 5), ("b", step))
+        backlog.add([StepStats(step, 1, 5 + step, 10, 1, 2, waiting=waiting)])
+    backlog.add([StepStats(3000, 1, 7, 10, 1, 2, waiting=(("b", 7),))])
+    assert backlog.take().stats[-1].waiting == (("b", 7),)
