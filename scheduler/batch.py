@@ -48,6 +48,12 @@ class Batch:
         """What it takes to hold all that is known of `sequence`."""
         return -(-len(sequence.token_ids) // self._block_size)
 
+    def num_new_tokens(self, sequence: Sequence) -> int:
+        """What `find_entry` has to hash, at most."""
+        if self._chain is None:
+            return 0
+        return len(sequence.token_ids) - len(sequence.block_keys) * self._block_size
+
     def find_entry(self, sequence: Sequence, step: int) -> Entry | None:
         """The best way in; None while there is a leader worth waiting for."""
         if sequence.waits_for_leader:

@@ -26,7 +26,7 @@ class BlockKey(NamedTuple):
 
     digest: bytes
     parent: bytes
-    tokens: tuple[int, ...]
+    tokens: bytes  # int32 each
 
 
 class KeyChain:
@@ -42,10 +42,12 @@ class KeyChain:
         """Appends to `keys` until it names the first `num_blocks` blocks of `token_ids`."""
         if len(keys) >= num_blocks:
             return
-        size = self._block_size
+        first, size = len(keys), self._block_size
         parent = keys[-1].digest if keys else self._digest(_ROOT + namespace)
-        for index in range(len(keys), num_blocks):
-            tokens = array("i", token_ids[index * size : (index + 1) * size])
-            digest = self._digest(_BLOCK + parent + tokens.tobytes())
-            keys.append(BlockKey(digest, parent, tuple(tokens)))
+        ids = array("i", token_ids[first * size : num_blocks * size])
+        data, width = ids.tobytes(), size * ids.itemsize
+        for begin in range(0, len(data), width):
+            tokens = data[begin : begin + width]
+            digest = self._digest(_BLOCK + parent + tokens)
+            keys.append(BlockKey(digest, parent, tokens))
             parent = digest

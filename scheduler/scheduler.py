@@ -13,14 +13,13 @@ from dataclasses import replace
 from scheduler.batch import Batch
 from scheduler.deadlines import Deadlines
 from scheduler.draft import Draft
-from scheduler.entry import Entry
 from scheduler.limits import SchedulerLimits
-from scheduler.line import GENERATED_COST, Lane, Line
-from scheduler.pace import Pace
+from scheduler.line import GENERATED_COST, Line
 from scheduler.places import Places
 from scheduler.policy import Policy, max_total_tokens, never_fits
 from scheduler.prefix import Digest, KeyChain, sha256
 from scheduler.room import Room
+from scheduler.rows import Rows
 from scheduler.sequence import Sequence
 from scheduler.trace import Counts, kv_map, prompt_rows, step_stats
 from scheduler.types import (
@@ -33,7 +32,6 @@ from scheduler.types import (
     FirstToken,
     Inspect,
     KVCapacity,
-    Preempted,
     Request,
     StepPlan,
     StepResult,
@@ -72,19 +70,12 @@ class Scheduler:
         self._policy = policy
         self.places = Places(limits)
         self._deadlines = Deadlines()
-        self._max_chunk = limits.max_chunk_tokens or limits.max_step_tokens
-        self._pace = Pace(
-            limits.max_step_seconds,
-            min_tokens=max(capacity.block_size, limits.max_step_tokens // 32),
-            max_tokens=limits.max_step_tokens,
-        )
+        self._rows = Rows(self.batch, self.line, policy, capacity=capacity, limits=limits)
         self._room = Room(limits.max_step_tokens)
         self._in_flight: deque[Draft] = deque()
         self._step = 0
         self._serial = 0
         self._draining = False
-        self._planned_at = 0.0
-        self._counts = Counts()
 
     @property
     def idle(self) -> bool:
@@ -167,148 +158,15 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """The next step; None if no sequence can move before a result or a command arrives.
 
-        Every plan must be submitted, in order, or taken back at once. Decodes come first, then
-        running prefills, then admissions; inside each group the policy's key decides.
+        Every plan must be submitted, in order, or taken back at once.
         """
         draft = Draft(self._step + 1, self._room.tokens)
-        self._planned_at = now
-        self._make_way(draft.step)
-        blocks_ran_out = self._plan_decodes(draft)
-        draft.left = min(draft.left, self._pace.prompt_tokens(draft.num_decodes))
-        for sequence in self.batch.running:
-            if sequence.is_prefilling and draft.left:
-                self._plan_prefill(sequence, draft)
-        if not blocks_ran_out:
-            self._admit(draft, now)
-        self._use_up(draft)
+        self._rows.fill(draft, now)
         if not draft.rows:
             return None
         self._step = draft.step
         self._in_flight.append(draft)
         return draft.plan()
-
-    def _plan_decodes(self, draft: Draft) -> bool:
-        """One token for each decoding sequence; True if blocks ran out on the way.
-
-        Going by key, every running sequence with a larger key than ours is not in the plan yet.
-        There are more than the budget only while memory is short: each began with a row beside
-        all the others.
-        """
-        decodes = [s for s in self.batch.running if s.num_prefill <= s.num_computed < s.end]
-        block_size = self.capacity.block_size
-        num_preemptions = self._counts.preemptions
-        for sequence in decodes:
-            if not sequence.is_running or not draft.left:
-                break  # gave way to an older one, as did all behind it; or has to wait
-            num_blocks = len(sequence.block_ids)
-            if sequence.num_computed == num_blocks * block_size:
-                if not self._free_a_block(sequence):
-                    break
-                sequence.block_ids += self.batch.pool.take(1)
-                draft.add_blocks(sequence, num_blocks)
-            draft.add(sequence, 1)
-        draft.num_decodes = len(draft.rows)
-        return self._counts.preemptions > num_preemptions
-
-    def _free_a_block(self, sequence: Sequence) -> bool:
-        """Preempts from the end of the line until a block is there; False if it was our turn."""
-        while self.batch.pool.num_available == 0:
-            victim = self.batch.running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
-
-    def _plan_prefill(self, sequence: Sequence, draft: Draft) -> None:
-        """A first chunk that leaves half the remaining budget to the prompts behind.
-
-        What they don't want comes back in `_use_up`. Full blocks are published at once: this plan
-        writes them before anything that finds them can read.
-        """
-        length = min(
-            sequence.num_prefill - sequence.num_computed,
-            draft.left,
-            self._max_chunk,
-            max(self.capacity.block_size, draft.left // 2),
-        )
-        row = len(draft.rows)
-        draft.add(sequence, length)
-        draft.published += [(row, b) for b in self.batch.publish(sequence, sequence.num_computed)]
-
-    def _use_up(self, draft: Draft) -> None:
-        """Gives what is left of the budget to the chunks of the plan, the first in line first."""
-        for row in range(draft.num_decodes, len(draft.rows)):
-            sequence = draft.rows[row]
-            length = min(
-                sequence.num_prefill - sequence.num_computed,
-                draft.left,
-                self._max_chunk - draft.lengths[row],
-            )
-            if length > 0:
-                draft.extend(row, length)
-                published = self.batch.publish(sequence, sequence.num_computed)
-                draft.published += [(row, block) for block in published]
-
-    # --- admission and preemption -----------------------------------------------------------------
-
-    def _admit(self, draft: Draft, now: float) -> None:
-        """Admits in line, each with all blocks for what it knows, until one doesn't fit.
-
-        Nobody overtakes a sequence that waits for room; those that wait for a leader are passed.
-        """
-        passed: dict[Lane, int] = {}
-        while draft.left and self.batch.has_free_slot:
-            sequence = self.line.first(passed)
-            if sequence is None or sequence.num_pending:
-                return  # or its next token is on its way
-            entry = self.batch.find_entry(sequence, draft.step)
-            if entry is None:
-                passed[sequence.lane] = passed.get(sequence.lane, 0) + 1
-                continue
-            if not self.batch.fits(sequence, entry):
-                return
-            self._enter(sequence, entry, draft, now)
-            self._plan_prefill(sequence, draft)
-
-    def _enter(self, sequence: Sequence, entry: Entry, draft: Draft, now: float) -> None:
-        self.line.enter(sequence, entry.num_computed)
-        self.batch.enter(sequence, entry)
-        draft.admit(sequence)
-        if entry.copy_source is not None:
-            draft.copies.append((entry.copy_source, sequence.block_ids[len(entry.blocks)]))
-        if sequence.scheduled_at is None:
-            sequence.scheduled_at = now
-            sequence.num_cached = entry.num_cached
-            if entry.was_looked_up:
-                self._counts.look_up(sequence.num_prompt, entry.num_cached)
-
-    def _make_way(self, step: int) -> None:
-        """Preempts running sequences if that lets the first in line enter: nobody goes in vain."""
-        first = self.line.first() if self.batch.running else None
-        if first is None or first.num_pending:
-            return
-        victims = self.line.victims(first, self.batch.running, self._policy.outranks)
-        entry = self.batch.find_entry(first, step) if victims else None
-        if entry is None or self.batch.fits(first, entry):
-            return
-        if not self.batch.fits(first, entry, without=victims):
-            return  # all of them would not be enough
-        for victim in victims:
-            victim.gave_way |= victim.lane is not first.lane
-            self._preempt(victim)
-            if self.batch.fits(first, entry):
-                return
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back in line, with its tokens but without KV; its place in line is still its own."""
-        sequence.num_lost = max(sequence.num_lost, sequence.num_computed)
-        sequence.num_preemptions += 1
-        self._counts.preempted.append(Preempted(sequence.request.id, self._planned_at))
-        self._line_up(sequence)
-
-    def _line_up(self, sequence: Sequence) -> None:
-        self.batch.leave(sequence)
-        self.line.fall_back(sequence)
 
     def take_back(self, plan: StepPlan, now: float) -> list[Event]:
         """The engine had no memory for the newest plan: it never was, and its rows enter anew.
@@ -321,7 +179,7 @@ class Scheduler:
         assert draft.step == plan.step, "only the newest plan can be taken back"
         self._step -= 1
         self._room.refuse(sum(draft.lengths))
-        self._counts.refused_steps += 1
+        self._rows.counts.refused_steps += 1
         for _, block in draft.published:
             self.batch.pool.unpublish(block)
         draft.take_back()
@@ -334,9 +192,9 @@ class Scheduler:
                 return [self._finish(first, FinishReason.ERROR, now, message), self.stats()]
         for sequence in draft.rows:
             if sequence in draft.entered:
-                self._line_up(sequence)  # it has not run yet
+                self._rows.line_up(sequence)  # it has not run yet
             else:
-                self._preempt(sequence)
+                self._rows.preempt(sequence)
         return [self.stats()]
 
     # --- results ----------------------------------------------------------------------------------
@@ -349,7 +207,7 @@ class Scheduler:
         draft = self._in_flight.popleft()
         assert draft.step == plan.step == result.step, "results come in the order of plans"
         self._room.fit()
-        self._counts.recomputed_tokens += draft.num_recomputed
+        self._rows.counts.recomputed_tokens += draft.num_recomputed
         errors = dict(result.row_errors)
         for row, block in draft.published:
             if row in errors:
@@ -365,7 +223,7 @@ class Scheduler:
                 events.extend(self._apply_row(sequence, plan, result, row, now))
         num_decodes = draft.num_decodes
         num_prefill = sum(draft.lengths) - num_decodes
-        self._pace.observe(num_prefill, num_decodes, result.device_seconds)
+        self._rows.pace.observe(num_prefill, num_decodes, result.device_seconds)
         stats = replace(
             self.stats(),
             step=plan.step,
@@ -445,5 +303,5 @@ class Scheduler:
 
     def stats(self) -> StepStats:
         """The gauges and what was counted since the last StepStats, outside of any step."""
-        counts, self._counts = self._counts, Counts()
+        counts, self._rows.counts = self._rows.counts, Counts()
         return step_stats(counts, self.batch, self.line, step=self._step)

@@ -132,12 +132,12 @@ def test_equal_hash_of_other_tokens_is_not_found() -> None:
     """B103: the ids are compared, not only the hash."""
     pool = BlockPool(2)
     (block,) = pool.take(1)
-    mine = BlockKey(b"same", b"parent", (1, 2))
+    mine = BlockKey(b"same", b"parent", b"12")
     assert pool.publish(block, mine)
-    for other in (BlockKey(b"same", b"parent", (1, 3)), BlockKey(b"same", b"other", (1, 2))):
+    for other in (BlockKey(b"same", b"parent", b"13"), BlockKey(b"same", b"other", b"12")):
         assert pool.find(other) is None
     (second,) = pool.take(1)
-    assert not pool.publish(second, BlockKey(b"same", b"parent", (1, 3)))
+    assert not pool.publish(second, BlockKey(b"same", b"parent", b"13"))
     assert pool.find(mine) == block
 
 

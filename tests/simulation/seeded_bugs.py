@@ -24,6 +24,7 @@ from scheduler.draft import Draft
 from scheduler.entry import EntryFinder
 from scheduler.line import Lane, Line
 from scheduler.prefix import KeyChain
+from scheduler.rows import Rows
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import Sequence
 from tests.simulation.machine import SchedulerMachine, machine_settings
@@ -130,7 +131,7 @@ BUGS = (
         "let a refused row run on",
         Scheduler,
         "take_back",
-        "self._preempt(sequence)",
+        "self._rows.preempt(sequence)",
         "pass",
     ),
     Bug("ignore the namespace", KeyChain, "extend", "_ROOT + namespace", "_ROOT"),
@@ -150,7 +151,7 @@ BUGS = (
         "source.block_ids[num_full] if",
         "source.block_ids[num_full - 1] if",
     ),
-    Bug("forget to copy", Scheduler, "_enter", "if entry.copy_source is not None", "if False"),
+    Bug("forget to copy", Rows, "_enter", "if entry.copy_source is not None", "if False"),
     Bug(
         "share the partial block",
         EntryFinder,
@@ -165,21 +166,21 @@ BUGS = (
         "self._starts.append(sequence.num_computed)",
         "self._starts.append(sequence.num_computed + 1)",
     ),
-    Bug("zero-length row", Scheduler, "_use_up", "if length > 0", "if length >= 0"),
-    Bug("compute past the limit", Scheduler, "_plan_decodes", "< s.end", "<= s.end"),
+    Bug("zero-length row", Rows, "_use_up", "if length > 0", "if length >= 0"),
+    Bug("compute past the limit", Rows, "_plan_decodes", "< s.end", "<= s.end"),
     Bug("exceed the budget", Draft, "_advance", "self.left -= length", "self.left -= length // 2"),
-    Bug("exceed the chunk", Scheduler, "_use_up", "self._max_chunk - draft.lengths[row]", "999"),
+    Bug("exceed the chunk", Rows, "_use_up", "self._max_chunk - draft.lengths[row]", "999"),
     Bug(
         "grow without telling the engine",
-        Scheduler,
+        Rows,
         "_plan_decodes",
         "draft.add_blocks(sequence, num_blocks)",
         "pass",
     ),
-    Bug("victim in the plan", Scheduler, "_free_a_block", "running[-1]", "running[0]"),
+    Bug("victim in the plan", Rows, "_free_a_block", "running[-1]", "running[0]"),
     Bug(
         "re-enter with a token pending",
-        Scheduler,
+        Rows,
         "_admit",
         "if sequence is None or sequence.num_pending:",
         "if sequence is None:",
