@@ -13,13 +13,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from server.plain_number import plain_number
 
 _SERVE_EPILOG = """\
 MODEL is a Hugging Face directory, a .gguf file, or a hub name where there is a network; without
 one, the embedded SmolLM2-135M-Instruct is served.
 
-Each flag is also a variable (--max-running is PACELINE_MAX_RUNNING) and a key of the --config
-file (max_running = 64). Flags win over variables, variables over the file.
+Each flag is also a variable (--max-running is PACELINE_MAX_RUNNING, MODEL is PACELINE_MODEL) and a
+key of the --config file (max_running = 64). Flags win over variables, variables over the file.
 
 Signals: SIGTERM or Ctrl-C lets running streams finish, for --drain-seconds; a second one stops at
 once. Exit codes: 0 stopped, 1 engine or port failed, 2 a wrong setting or model.
@@ -38,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from planner.__main__ import main as simulate_main
 
         return simulate_main(arguments[1:])
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest:
+        return _fail(_left_over(parsed.command, rest))
     if parsed.command == "chat":
         from server.chat_cli import chat
 
@@ -50,12 +57,63 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _serve(parsed)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A mistake is one line, not a list of all flags; no flag has a second, shorter name."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "allow_abbrev": False})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def _url(text: str) -> str:
+    """Clients' base addresses end in /v1, which our paths begin with."""
+    try:
+        parts = urlsplit(text)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port above 65535, half of an IPv6 address
+        is_one = False
+    if not is_one:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address such as http://HOST:PORT")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def _trace_seconds(text: str) -> float:
+    seconds = plain_number(text)
+    if seconds is None or not 0 <= seconds <= 120:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 120")
+    return seconds
+
+
+def _at_least_one(text: str) -> int:
+    number = plain_number(text)
+    if number is None or number < 1 or number != int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(number)
+
+
+def _left_over(command: str, rest: Sequence[str]) -> str:
+    flag = next((word for word in rest if word.startswith("-")), None)
+    if flag is None:
+        return f"{command}: {rest[0]!r} is one argument too many"
+    if command == "serve":
+        from server.flag_hints import unknown_flag
+
+        return unknown_flag(flag)
+    return f"{command}: there is no flag {flag.partition('=')[0]} (--help lists all)"
+
+
+def _fail(message: str) -> int:
+    """Of a wrong setting."""
+    print(f"paceline: {message}", file=sys.stderr)
+    return 2
+
+
 def _parser() -> argparse.ArgumentParser:
     from server.config import add_arguments
 
-    parser = argparse.ArgumentParser(
-        prog="paceline", description="An LLM server that keeps a pace it can promise."
-    )
+    parser = _Parser(prog="paceline", description="An LLM server that keeps a pace it can promise.")
     parser.add_argument("--version", action="version", version=f"paceline {version('paceline')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
@@ -70,12 +128,19 @@ def _parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="talk to a running server in this terminal")
     trace = commands.add_parser("trace", help="record a running server into a file for Perfetto")
     trace.add_argument(
-        "--seconds", type=float, default=10.0, metavar="S", help="how long; 0 is the past minute"
+        "--seconds",
+        type=_trace_seconds,
+        default=10.0,
+        metavar="S",
+        help="how long, up to 120; 0 is the past minute",
     )
     trace.add_argument("--out", default="trace.json", metavar="FILE", help="default: %(default)s")
     for client in (chat, trace):
         client.add_argument(
-            "--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)"
+            "--url",
+            type=_url,
+            default="http://127.0.0.1:8000",
+            help="of the server, with or without /v1 (default: %(default)s)",
         )
         client.add_argument(
             "--api-key",
@@ -83,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
             default=os.environ.get("PACELINE_API_KEY", ""),
             help="default: the variable PACELINE_API_KEY",
         )
-    chat.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    chat.add_argument("--max-tokens", type=_at_least_one, metavar="N", help="longest answer")
     commands.add_parser(
         "bench", help="drive any OpenAI-style server and report its latencies", add_help=False
     )
@@ -111,8 +176,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     try:
         settings = read_settings(parsed, os.environ)
     except ConfigError as error:
-        print(f"paceline: {error}", file=sys.stderr)
-        return 2
+        return _fail(str(error))
     from server.early_core import EarlyCore, spawn_core
 
     plan = json.dumps({"config": asdict(settings.engine), "limits": asdict(settings.limits)})

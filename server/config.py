@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.limits import SchedulerLimits
+from server.flag_hints import known_as
 from server.keys import tenants
 from server.options import GROUPS, OPTIONS, TOGGLES, Option, key
 
@@ -114,9 +115,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(title)
         for option in options:
             default = defaults.get(option.name)
-            words = option.help + ("" if default in (None, "", ()) else f" (default: {default})")
+            words = option.help + _shown(default)
             if option.name == "model":
-                continue
+                continue  # the argument without a flag
             if option.name in TOGGLES:
                 group.add_argument(
                     option.flag, action=argparse.BooleanOptionalAction, default=None, help=words
@@ -128,6 +129,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                     help=words,
                     action="append" if option.many else "store",
                 )
+
+
+def _shown(default: object) -> str:
+    if default in (None, "", ()):
+        return ""
+    words = {True: "on", False: "off"}
+    return f" (default: {words[default] if isinstance(default, bool) else default})"
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -156,9 +164,13 @@ def _read_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"--config {path}: it is nested too deeply") from None
     unknown = sorted(set(content) - set(OPTIONS))
     if unknown:
-        raise ConfigError(f"--config {path}: unknown key {unknown[0]!r}")
+        ours = known_as(unknown[0])
+        hint = f", here it may be {ours}" if ours else ""
+        raise ConfigError(f"--config {path}: unknown key {unknown[0]!r}{hint}")
     return {
         name: _convert(OPTIONS[name], value, f"--config {path}: {name}")
         for name, value in content.items()
@@ -168,6 +180,8 @@ def _read_file(path: str) -> dict[str, Any]:
 # A Kubernetes service named paceline puts such variables into each pod of its namespace.
 _SERVICE_LINK = re.compile(r"PACELINE(_\w+)?_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP)\w*)?)")
 
+
+CONFIG_VARIABLE = "PACELINE_CONFIG"  # of --config, which is no key of the file it names
 
 # Read by engine/kernels/cpu/library.py, for tests of an instruction set.
 _ELSEWHERE = ("PACELINE_CPU_TIER",)
@@ -183,10 +197,12 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             variable not in variables or value.startswith(("tcp://", "udp://"))
         ):
             continue
-        if variable in _ELSEWHERE:
+        if variable in (CONFIG_VARIABLE, *_ELSEWHERE):
             continue
         if variable not in variables:
-            raise ConfigError(f"{variable}: there is no such setting")
+            ours = known_as(variable.removeprefix("PACELINE_"))
+            hint = f", here it may be {OPTIONS[ours].variable}" if ours else ""
+            raise ConfigError(f"{variable}: there is no such setting{hint}")
         option = variables[variable]
         many = value.replace(",", " ").split() if option.many else value
         found[option.name] = _convert(option, many, variable)
@@ -194,21 +210,29 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read_keys(path: str) -> tuple[str, ...]:
+    """One entry a line, whatever is empty or begins with # left out. A key is never shown."""
+    keys = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-        keys = tuple(key(line) for line in lines if line.strip())
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            try:
+                keys.append(key(line))
+            except ValueError as error:
+                raise ConfigError(f"--api-key-file {path}: line {number}: {error}") from None
     except OSError as error:
         raise ConfigError(f"--api-key-file {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"--api-key-file {path}: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--api-key-file {path}: it is not UTF-8 text") from None
     if not keys:
         raise ConfigError(f"--api-key-file {path}: there is no key in it")
-    return keys
+    return tuple(keys)
 
 
 def read_settings(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
     """The settings from parsed flags, variables and the file. Raises ConfigError."""
-    values = _read_file(arguments.config) if arguments.config else {}
+    file = arguments.config or environment.get(CONFIG_VARIABLE)
+    values = _read_file(file) if file else {}
     values |= _read_environment(environment)
     for option in OPTIONS.values():
         given = getattr(arguments, option.name)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from server.plain_number import plain_number
 
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 1000.0
+_MARKED = re.compile(r"([A-Za-z0-9_.-]{0,64})(\+[^:]*):.+")
 _ENTRY = re.compile(r"([A-Za-z0-9_.-]{1,64})((?:\+admin|\+weight=[^:+]*)*):(.+)")
 
 
@@ -30,9 +31,16 @@ class KeyEntry:
 
 
 def parse_entry(text: str) -> KeyEntry:
-    """A key without a name stands for itself: its tenant is a digest of it. Raises ValueError."""
+    """A key without a name stands for itself: its tenant is a digest of it.
+
+    Raises ValueError where a mark is wrong, rather than take the whole for a key: with a slip in
+    an operator's mark there would be no operator, and /admin open to all keys.
+    """
     found = _ENTRY.fullmatch(text)
     digest = digest_of((found[3] if found else text).encode())
+    if found is None and (marked := _MARKED.fullmatch(text)):
+        name = marked[1] or "a key without a name"
+        raise ValueError(f"{name}: a mark is +admin or +weight=NUMBER, not {marked[2]}")
     if found is None:
         return KeyEntry("key-" + digest.hex()[:16], digest)
     marks = found[2].split("+")[1:]

@@ -16,20 +16,26 @@ from server.tools.formats import TOOL_PARSERS
 # --- values ---------------------------------------------------------------------------------------
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)", re.IGNORECASE)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\\\s?#@,]+")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, least: int = 1) -> int:
     """Bytes of `2GiB`, `500MB`, `1.5g` or `4096`: powers of 1024 with an i, of 1000 without."""
     match = _SIZE.fullmatch(text.strip())
     unit = match[2].lower().removesuffix("b") if match else ""
     if match is None or unit not in _UNITS:
         raise ValueError(f"{text!r} is not a size such as 2GiB or 500MB")
     size = int(float(match[1]) * _UNITS[unit])
-    if size <= 0:
-        raise ValueError("a size must be above 0")
+    if size < least:
+        raise ValueError(f"{text.strip()} is a size below {least} bytes")
     return size
+
+
+def _room(text: str) -> int:
+    """For what must hold a request at least."""
+    return parse_size(text, 1024)
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:
@@ -83,6 +89,13 @@ def key(text: str) -> str:
     return word
 
 
+def _origin(text: str) -> str:
+    word = _word(text).lower()  # as browsers write it
+    if word not in ("*", "null") and not _ORIGIN.fullmatch(word):
+        raise ValueError(f"{text!r} is not an origin such as https://chat.example, or *")
+    return word
+
+
 def _redis_url(text: str) -> str:
     if not text.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("it begins with redis://, rediss:// or unix://")
@@ -111,7 +124,8 @@ class Option:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        """As it is written on the command line; the model is the one that stands without a flag."""
+        return "MODEL" if self.name == "model" else "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
@@ -133,7 +147,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "cpu_kernels",
             _choice("auto", "native", "reference"),
-            "native C++ kernels or the torch reference",
+            "native: the C++ kernels; reference: torch; auto: native where they can be",
             "WHICH",
         ),
         Option(
@@ -154,13 +168,14 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "tool_parser",
             _choice(*TOOL_PARSERS),
-            "how the model writes tool calls; auto: as its chat template shows them",
+            f"how the model writes tool calls: {', '.join(TOOL_PARSERS)}; "
+            "auto: as its chat template shows them",
             "FORMAT",
         ),
         Option(
             "reasoning_parser",
             _choice("auto", "think", "none"),
-            "think: <think> marks reasoning; auto: if the chat template has it",
+            "think: <think> marks reasoning; none; auto: if the chat template has it",
             "FORMAT",
         ),
     ),
@@ -180,7 +195,11 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "half of 16 bits: int8 on those kernels, fp8 on a GPU",
             "TYPE",
         ),
-        Option("block_size", _whole(1, 1024), "tokens of one KV block"),
+        Option(
+            "block_size",
+            _whole(1, 1024),
+            "tokens of one KV block; a multiple of 16 for the native CPU kernels",
+        ),
         Option("max_running", _whole(1, 65536), "requests in the running batch"),
         Option("max_waiting", _whole(0, 10**6), "requests that may wait; more get 429"),
         Option(
@@ -213,10 +232,21 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "HTTP": (
         Option("host", _word, "address to listen on", "HOST"),
         Option("port", _whole(0, 65535), "port to listen on; 0 takes a free one"),
-        Option("api_key", key, "a key that clients must send; may be repeated", "KEY", many=True),
-        Option("api_key_file", _word, "file with one key a line", "FILE"),
+        Option("api_key", key, "a key that clients must send; repeatable", "KEY", many=True),
+        Option(
+            "api_key_file",
+            _word,
+            "file with KEY, NAME:KEY, NAME+weight=W:KEY or NAME+admin:KEY a line; remarks after #",
+            "FILE",
+        ),
         Option("open_metrics", _yes_or_no, "let /metrics be read without a key"),
-        Option("cors_origin", _word, "allow this browser origin; repeatable", "ORIGIN", many=True),
+        Option(
+            "cors_origin",
+            _origin,
+            "allow this browser origin (https://chat.example), or * for all; repeatable",
+            "ORIGIN",
+            many=True,
+        ),
         Option("data_dir", _word, "folder for files and batches; without it there are none", "DIR"),
         Option(
             "redis_url",
@@ -225,8 +255,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "URL",
         ),
         Option("strict_requests", _yes_or_no, "refuse unknown fields of requests"),
-        Option("max_body_bytes", parse_size, "largest request body", "SIZE"),
-        Option("max_header_bytes", parse_size, "largest request head", "SIZE"),
+        Option("max_body_bytes", _room, "largest request body", "SIZE"),
+        Option("max_header_bytes", _room, "largest request head", "SIZE"),
         Option("keepalive_seconds", _seconds(0.05, 3600), "silence before an SSE comment", "S"),
         Option("drain_seconds", _seconds(0, 3600), "time for running streams at a stop", "S"),
         Option("stall_seconds", _seconds(0.1, 3600), "silence of a busy engine before 503", "S"),
@@ -237,7 +267,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "tpot_limit_seconds", _seconds(0.0001, 60), "target of TPOT, which steps keep to", "S"
         ),
         Option("timelines", _whole(0, 10**6), "finished requests to keep timelines of; 0 is none"),
-        Option("log_level", _choice("debug", "info", "warning", "error"), "what to log", "LEVEL"),
+        Option(
+            "log_level",
+            _choice("debug", "info", "warning", "error"),
+            "debug, info, warning or error",
+            "LEVEL",
+        ),
         Option(
             "log_format",
             _choice("auto", "json", "text"),
@@ -252,5 +287,5 @@ GROUPS: dict[str, tuple[Option, ...]] = {
 OPTIONS: dict[str, Option] = {option.name: option for group in GROUPS.values() for option in group}
 TOGGLES = (
     *("prefix_caching", "open_metrics", "log_prompts", "profile_steps", "strict_requests"),
-    "otel",
+    *("otel", "deterministic"),
 )

@@ -27,7 +27,8 @@ class BatchService:
         try:
             self._database = Database(Path(folder))
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"--data-dir {folder}: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"--data-dir {folder}: {reason}") from None
         self._runner = BatchRunner(self._database, services.core, endpoints)
         self._routes = (
             FileRoutes(services, self._database),

@@ -85,6 +85,36 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2() -> None:
     assert done.stderr == "paceline: PACELINE_PORT: 'eighty' is not a whole number\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--bogus"], "--bogus: there is no such flag"),
+        (["serve", "--max-run", "3"], "here it may be --max-running"),
+        (["serve", "--max-num-seqs", "3"], "here it may be --max-running"),
+        (["serve", "-m", "model.gguf"], "serve MODEL"),
+        (["serve", "one", "two"], "'two' is one argument too many"),
+        (["serve", "--port"], "--port: expected one argument"),
+        (["serv"], "invalid choice: 'serv'"),
+        ([], "required: COMMAND"),
+        (["chat", "--seed", "1"], "there is no flag --seed"),
+        (["chat", "--max-tokens", "0"], "not a whole number from 1"),
+        (["chat", "--url", "localhost"], "not an address"),
+        (["trace", "--url", "http://127.0.0.1:70000"], "not an address"),
+        (["trace", "--seconds", "nan"], "not a number from 0 to 120"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as end:  # from argparse
+        code = end.code if isinstance(end.code, int) else -1
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
 def test_a_data_folder_that_can_not_be_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = paceline("serve", "--port", "0", "--data-dir", str(tmp_path / "file"))

@@ -14,6 +14,7 @@ from server.config import (
     Settings,
     parse_settings,
 )
+from server.flag_hints import ELSEWHERE, unknown_flag
 from server.options import OPTIONS, parse_size
 
 
@@ -72,6 +73,11 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         (["--api-key", "ä"], "--api-key"),
         (["--api-key-file", "/nonexistent/keys"], "--api-key-file"),
         (["--config", "/nonexistent/file"], "--config"),
+        (["--cors-origin", "chat.example"], "--cors-origin"),
+        (["--cors-origin", "https://chat.example/"], "--cors-origin"),
+        (["--max-body-bytes", "100"], "--max-body-bytes"),
+        (["--max-header-bytes", "0"], "--max-header-bytes"),
+        ([""], "MODEL"),
         (["--max-model-len", "1"], "--max-model-len"),
         (["--max-model-len", "10", "--max-input-tokens", "11"], "--max-input-tokens"),
         (["--max-model-len", "10", "--max-output-tokens", "11"], "--max-output-tokens"),
@@ -93,6 +99,43 @@ def test_an_unknown_key_of_the_file_fails(tmp_path: Path) -> None:
     file.write_text("port = \n")
     with pytest.raises(ConfigError, match="--config"):
         settings("--config", str(file))
+    file.write_text("port = " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(ConfigError, match="nested"):
+        settings("--config", str(file))
+
+
+def test_a_variable_may_name_the_file_and_the_flag_wins(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "a.toml", tmp_path / "b.toml"
+    ours.write_text("port = 1001\n")
+    theirs.write_text("port = 1002\n")
+    assert settings(PACELINE_CONFIG=str(theirs)).server.port == 1002
+    assert settings("--config", str(ours), PACELINE_CONFIG=str(theirs)).server.port == 1001
+
+
+def test_a_switch_needs_no_value() -> None:
+    assert settings("--deterministic").engine.deterministic is True
+    assert settings("--no-deterministic").engine.deterministic is False
+    assert settings(PACELINE_DETERMINISTIC="true").engine.deterministic is True
+
+
+def test_an_origin_is_as_browsers_write_it() -> None:
+    found = settings("--cors-origin", "HTTPS://Chat.Example:8443", "--cors-origin", "*")
+    assert found.server.cors_origins == ("https://chat.example:8443", "*")
+
+
+def test_a_name_of_another_server_or_a_slip_brings_ours(tmp_path: Path) -> None:
+    file = tmp_path / "paceline.toml"
+    file.write_text("max-running = 1\n")
+    with pytest.raises(ConfigError, match="here it may be max_running"):
+        settings("--config", str(file))
+    with pytest.raises(ConfigError, match="here it may be PACELINE_MAX_RUNNING"):
+        settings(PACELINE_MAX_NUM_SEQS="1")
+    assert "--kv-memory" in unknown_flag("--gpu-memory-utilization=0.9")
+    assert "--port" in unknown_flag("--prot")
+    assert "serve MODEL" in unknown_flag("-m")
+    assert "may be" not in unknown_flag("--tensor-parallel-size")
+    assert set(ELSEWHERE.values()) <= set(OPTIONS)
+    assert not set(ELSEWHERE) & set(OPTIONS) - {"model"}
 
 
 def test_an_unknown_variable_fails_unless_kubernetes_made_it() -> None:
@@ -115,9 +158,17 @@ def test_keys_come_from_flags_variables_and_files(tmp_path: Path) -> None:
     found = settings("--api-key", "a", "--api-key", "b", "--api-key-file", str(file))
     assert found.server.api_keys == ("a", "b", "one", "two")
     assert settings(PACELINE_API_KEY="x, y").server.api_keys == ("x", "y")
-    file.write_text("\n")
-    with pytest.raises(ConfigError, match="no key"):
-        settings("--api-key-file", str(file))
+    file.write_text("# new since May\none\n  #two\n")
+    assert settings("--api-key-file", str(file)).server.api_keys == ("one",)
+    for text, reason in (
+        (b"\n#\n", "no key"),
+        (b"one\n\na b\n", "line 3: a key is"),
+        (b"one\na+Admin:k\n", r"line 2: a: a mark is .* not \+Admin"),
+        (b"\xff\n", "UTF-8"),
+    ):
+        file.write_bytes(text)
+        with pytest.raises(ConfigError, match=reason):
+            settings("--api-key-file", str(file))
 
 
 def test_every_setting_has_exactly_one_flag() -> None:

@@ -20,7 +20,7 @@ def test_trace_of_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture
         headers = {"authorization": "Bearer k", "x-request-id": "traced"}
         body = {"prompt": "x", "max_tokens": 20}
         assert httpx.post(f"{url}/v1/completions", json=body, headers=headers).status_code == 200
-        where = ["--url", url, "--out", str(out)]
+        where = ["--url", f"{url}/v1/", "--out", str(out)]
         assert main(["trace", "--seconds", "0", "--api-key", "k", *where]) == 0
         assert main(["trace", "--seconds", "0", *where]) == 1
         assert (
