@@ -49,8 +49,8 @@ class Batch:
 class Outputs:
     """The tokens whose hidden states a step gives: of each row the last, of some rows all.
 
-    The last is among them though it may not be sampled from: it has seen the row's other tokens,
-    so a number that is not finite shows there.
+    The last is among them though it may not be sampled from: there a number that is not finite
+    shows, whichever token of the row met it.
     """
 
     tokens: Ints  # [outputs] of the batch, ascending

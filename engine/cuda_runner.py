@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.arrays import Ints, rows_at
+from engine.arrays import Ints
 from engine.attention import fused_attention
 from engine.attention.triton import Columns
 from engine.batch import Batch
@@ -25,6 +25,7 @@ from engine.kernels.triton.norms import add_rms_norm, gated_silu, rms_norm
 from engine.kernels.triton.rotary import rotate_and_store
 from engine.kv_cache import KVCache
 from engine.lack_of_memory import is_out_of_memory, release_memory
+from engine.torch_outputs import outputs_of
 
 # A step that does not fit into memory is cut into pieces; if not even pieces of so few tokens fit,
 # the scheduler makes smaller steps.
@@ -98,7 +99,7 @@ class CudaRunner:
             self.graphs.capture_next()
             return hidden
         hidden = self._forward_in_pieces(batch, len(batch.token_ids))
-        return rows_at(hidden, outputs, hidden.device)
+        return outputs_of(hidden, batch, outputs)
 
     def _forward_in_pieces(self, batch: Batch, max_tokens: int) -> Tensor:
         """Rows do not see each other, and a row is the sum of shorter ones: so halves will do."""

@@ -14,7 +14,8 @@ from torch import Tensor
 from engine.kv_memory import KVShape
 
 # What a broken row may leave in the pool. A larger (or NaN) value is stored as 0, so that a block's
-# next owner, whose mask meets stale entries as 0 * value or value - inf, can never see a NaN.
+# next owner, whose mask meets stale entries as 0 * value or value - inf, can never see a NaN. That
+# the row is broken shows in its last hidden state (engine.torch_outputs).
 MAX_STORED = 1e18
 
 

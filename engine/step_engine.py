@@ -37,7 +37,8 @@ class ModelRunner(Protocol):
     def forward(self, batch: Batch, outputs: Ints) -> Array:
         """Store the KV of all tokens; hidden states of `outputs` after the final norm.
 
-        `outputs` are tokens of the batch, ascending; each row's last is one. [outputs, hidden]
+        `outputs` are tokens of the batch, ascending; each row's last is one, which is not finite
+        where any token of the row is not. [outputs, hidden]
         """
         ...
 
@@ -67,6 +68,7 @@ class StepEngine:
         """
         self.capacity = capacity
         self._device = device
+        self._vocab_size = vocab_size
         self._runner = runner
         self._tables = SlotTables(
             num_slots=capacity.num_slots,
@@ -156,7 +158,9 @@ class StepEngine:
             num_logprobs=1,
             prompt_logprobs=1,
         )
-        self._warm_up_step([longest] * max(1, max_step_tokens // longest), longest, everything)
+        num_whole, rest = divmod(max_step_tokens, longest)
+        lengths = [*[longest] * num_whole, *[rest] * (rest > 0)]
+        self._warm_up_step(lengths, longest, everything)
         num_decodes = min(max_step_tokens, capacity.num_slots)
         self._warm_up_step([1] * num_decodes, longest, everything)
 
@@ -180,14 +184,19 @@ class StepEngine:
         self.submit(plan).result()
 
     def _admit(self, admission: Admission) -> None:
-        """Reset a slot; a sequence with a fault runs as harmless zeros until it is dropped."""
+        """Reset a slot; a sequence with a fault runs as a harmless one until it is dropped.
+
+        The ids that it may have stay: others may share the KV of its prompt by now.
+        """
         self._faults.pop(admission.slot, None)
         fault = self._sampler.fault(admission)
         if fault:
             self._faults[admission.slot] = fault
             admission = replace(
                 admission,
-                token_ids=(0,) * len(admission.token_ids),
+                token_ids=tuple(
+                    token if 0 <= token < self._vocab_size else 0 for token in admission.token_ids
+                ),
                 sampling=SamplingParams(temperature=0.0),
                 stop_token_ids=(),
             )

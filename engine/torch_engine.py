@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.arrays import Ints, rows_at
+from engine.arrays import Ints
 from engine.attention import select_attention
 from engine.batch import Batch
 from engine.decoder import Decoder
@@ -22,6 +22,7 @@ from engine.lack_of_memory import is_out_of_memory, release_memory
 from engine.loading import LoadedModel
 from engine.step_engine import ModelRunner, StepEngine
 from engine.step_result import PendingStep
+from engine.torch_outputs import outputs_of
 from engine.torch_sampling import SamplerKernels, TorchSampling
 from scheduler.loop import OutOfMemory
 from scheduler.types import KVCapacity, StepPlan
@@ -63,7 +64,7 @@ class TorchRunner:
         hidden: Tensor = self._decoder(
             batch.token_ids, batch.positions, self._attention.plan(batch)
         )
-        return rows_at(hidden, outputs, hidden.device)
+        return outputs_of(hidden, batch, outputs)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._decoder.logits(hidden)

@@ -76,16 +76,18 @@ def make_engine(
 
 
 class ObservedRunner(TorchRunner):
-    """Notes how many rows of logits are made; hidden states of token `poison` turn to NaN."""
+    """Notes how many tokens and rows of logits a step has; token `poison` turns to NaN."""
 
     def __init__(self, model: LoadedModel, poison: int = -1) -> None:
         super().__init__(
             model.decoder, num_blocks=128, block_size=8, dtype=torch.float32, device=CPU
         )
         self.num_logit_rows: list[int] = []
+        self.num_tokens: list[int] = []
         self._poison = poison
 
     def forward(self, batch: Batch, outputs: Ints) -> Tensor:
+        self.num_tokens.append(len(batch.token_ids))
         hidden = super().forward(batch, outputs)
         hidden[batch.token_ids[outputs] == self._poison] = torch.nan
         return hidden
@@ -372,60 +374,6 @@ def test_head_runs_only_for_rows_that_sample(model: LoadedModel) -> None:
     assert runner.num_logit_rows == [1, 1, 1]
 
 
-FAULTY = {
-    "token id": {"prompt": (1, VOCAB_SIZE)},
-    "negative token id": {"prompt": (-1,)},
-    "huge token id": {"prompt": (2**63,)},
-    "stop id": {"stop_token_ids": (VOCAB_SIZE + 10,), "sampling": replace(GREEDY, min_tokens=1)},
-    "negative stop id": {"stop_token_ids": (-5,), "sampling": replace(GREEDY, min_tokens=1)},
-    "huge stop id": {"stop_token_ids": (2**40,), "sampling": replace(GREEDY, min_tokens=1)},
-    "bias id": {"sampling": replace(GREEDY, logit_bias=((VOCAB_SIZE, 1.0),))},
-    "temperature": {"sampling": SamplingParams(temperature=float("nan"))},
-    "top_p": {"sampling": SamplingParams(top_p=float("nan"))},
-    "bias value": {"sampling": replace(GREEDY, logit_bias=((1, float("inf")),))},
-    "repetition_penalty": {"sampling": replace(GREEDY, repetition_penalty=0.0)},
-}
-
-
-@pytest.mark.parametrize("changes", FAULTY.values(), ids=FAULTY.keys())
-@pytest.mark.parametrize("depth", [0, 1])
-def test_request_that_slipped_through_fails_alone(
-    model: LoadedModel,
-    changes: dict[str, object],
-    depth: int,
-    answers_alone: dict[str, Answer],
-) -> None:
-    """B023 B025 B029: the server refuses these; should one come, its neighbours do not notice."""
-    bad = Request(id="bad", prompt=(1, 2), max_tokens=4, sampling=GREEDY)
-    requests = [*mixed_requests()[:3], replace(bad, **changes), *mixed_requests()[3:6]]
-    served = serve(make_engine(model), requests, depth=depth)
-    assert served.answers["bad"].reason is FinishReason.ERROR
-    assert served.answers["bad"].token_ids == []
-    for request in requests:
-        if request is not requests[3]:
-            expected = answers_alone[request.id].token_ids
-            assert served.answers[request.id].token_ids == expected
-
-
-def test_row_that_turns_to_nan_fails_alone(
-    model: LoadedModel, answers_alone: dict[str, Answer]
-) -> None:
-    poison = 77
-    healthy = [
-        request
-        for request in mixed_requests()
-        if poison not in request.prompt + tuple(answers_alone[request.id].token_ids)
-    ]
-    assert len(healthy) > 3
-    engine = make_engine(model, runner=ObservedRunner(model, poison=poison))
-    bad = Request(id="bad", prompt=(5, *random_prompt(9, 1), poison), max_tokens=3)
-    served = serve(engine, [healthy[0], bad, *healthy[1:]], max_step_tokens=32)
-    assert served.answers["bad"].reason is FinishReason.ERROR
-    assert "not finite" in served.answers["bad"].message
-    for request in healthy:
-        assert served.answers[request.id].token_ids == answers_alone[request.id].token_ids
-
-
 def test_padded_vocabulary_is_never_sampled(model: LoadedModel) -> None:
     """B026: nor does it appear among the logprobs; a prompt may hold such an id."""
     limit = 100
@@ -470,6 +418,15 @@ def test_warm_up_leaves_no_trace(
     engine.warm_up(max_step_tokens=max_step_tokens)
     served = serve(engine, mixed_requests())
     assert served.token_ids == {name: a.token_ids for name, a in answers_alone.items()}
+
+
+@pytest.mark.parametrize("max_step_tokens", [8, 200, 300, 511, 2000])
+def test_warm_up_runs_a_step_of_all_the_tokens_there_may_be(
+    model: LoadedModel, max_step_tokens: int
+) -> None:
+    runner = ObservedRunner(model)
+    make_engine(model, runner=runner).warm_up(max_step_tokens=max_step_tokens)
+    assert max(runner.num_tokens) == max_step_tokens
 
 
 def test_result_tells_the_time(model: LoadedModel) -> None:

@@ -23,7 +23,7 @@ from engine.gpu_linear import TritonLinear
 from engine.kv_memory import kv_bytes_per_token
 from engine.loading import LoadedModel, open_model
 from engine.torch_engine import TorchEngine
-from scheduler.types import KVCapacity, Request, SamplingParams
+from scheduler.types import FinishReason, KVCapacity, Request, SamplingParams
 from server.config import DEFAULT_LIMITS, EngineConfig
 from server.core_build import _build_cuda
 from server.wire import Start
@@ -290,6 +290,20 @@ def test_memory_that_is_short_for_the_smallest_piece_makes_smaller_steps(
     served = serve(make_cuda_path(llama, runner), work)
     assert served.token_ids == expected.token_ids
     assert served.num_refused_steps > 0
+
+
+def test_a_broken_token_in_a_prompt_fails_its_request(tmp_path: Path) -> None:
+    """As in test_faulty_rows.py."""
+    broken = load_tiny("llama", tmp_path)
+    broken.decoder.embedding[7] = torch.nan
+    good, bad = (
+        Request(id=name, prompt=(*range(20, 30), token, *range(31, 41)), max_tokens=1)
+        for name, token in (("good", 30), ("bad", 7))
+    )
+    runner = make_runner(broken)
+    served = serve(make_cuda_path(broken, runner), [good, bad])
+    assert served.answers["good"].reason is FinishReason.LENGTH
+    assert served.answers["bad"].reason is FinishReason.ERROR
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3, 4, 7, 12, 100])
