@@ -15,12 +15,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench import flags
 from bench.http_stream import Exchange, HttpClient, RequestFailed
 from bench.options import add_target_flags
 from bench.prometheus import Histograms, difference, read_histograms
@@ -31,6 +31,12 @@ from bench.statistics import spread_ms
 from bench.target import Target, connect
 
 SCHEMA = "paceline-bench-long-prompt/1"
+DESCRIPTION = """\
+N streams decode, a long prompt arrives in their midst, and each stream's largest gap before, while
+and after it is prefilled is reported, with the server's own histogram of step times where it has
+one. Run it once with a small --max-step-tokens on the server and once with a budget above the
+prompt, to see what chunking gives.
+"""
 PHASES = ("before", "during", "after")
 POLL_SECONDS = 0.02
 
@@ -187,35 +193,48 @@ def _buckets(cumulative: dict[str, float]) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="paceline bench long-prompt", description=(__doc__ or "").split("\n\n")[1]
+    parser = flags.Parser(
+        prog="paceline bench long-prompt",
+        usage="paceline bench long-prompt [FLAGS]",
+        description=DESCRIPTION,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_target_flags(parser)
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--stream-input", type=int, default=32, help="tokens")
-    parser.add_argument("--stream-output", type=int, default=512, help="tokens, enough to outlast")
-    parser.add_argument("--long-input", type=int, default=6000, help="tokens")
-    parser.add_argument("--long-output", type=int, default=16, help="tokens")
-    parser.add_argument("--lead", type=float, default=2.0, help="seconds before the long prompt")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one answer")
-    parser.add_argument("--seed", type=int, help="default: new prompts each time")
-    parser.add_argument("--out", type=Path, help="write the JSON report here")
+    for name, default, words in (
+        ("--streams", 16, "streams that run when the long prompt comes"),
+        ("--stream-input", 32, "tokens of each of their prompts"),
+        ("--stream-output", 512, "tokens of each answer, enough to outlast the long prompt"),
+        ("--long-input", 6000, "tokens of the long prompt"),
+        ("--long-output", 16, "tokens of its answer"),
+    ):
+        parser.add_argument(name, type=flags.whole(1), default=default, metavar="N", help=words)
+    for name, parse, seconds, words in (
+        ("--lead", flags.number(0), 2.0, "seconds that all streams run before it"),
+        ("--timeout", flags.positive, 600.0, "seconds for one answer"),
+    ):
+        parser.add_argument(name, type=parse, default=seconds, metavar="S", help=words)
+    parser.add_argument(
+        "--seed",
+        type=flags.whole(0, 2**63 - 1),
+        metavar="N",
+        help="repeats the same prompts; without it they are new",
+    )
+    parser.add_argument(
+        "--out", type=flags.result_file, metavar="FILE", help="write the JSON report here"
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 measured, 1 not, 130 interrupted."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if min(args.streams, args.stream_input, args.stream_output, args.long_input) < 1:
-        parser.error("counts of streams and tokens start at 1")
+    args = build_parser().parse_args(argv)
     plan = Plan(
         streams=args.streams,
         stream_input=args.stream_input,
         stream_output=args.stream_output,
         long_input=args.long_input,
-        long_output=max(1, args.long_output),
-        lead_seconds=max(0.0, args.lead),
+        long_output=args.long_output,
+        lead_seconds=args.lead,
         limit_seconds=args.timeout,
     )
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
@@ -223,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         client = HttpClient(args.url, headers)
         report = asyncio.run(_measure(client, args.api, args.model, seed, plan))
-    except (RequestFailed, ValueError) as failed:
+    except RequestFailed as failed:
         print(f"{args.url}: {failed}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

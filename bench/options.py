@@ -8,16 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
+from bench import flags
 from bench.statistics import Slo
 from bench.traces import TraceRow, read_trace
 from bench.workload import Level, Shape
-
-T = TypeVar("T")
 
 DESCRIPTION = """\
 Measure any OpenAI-compatible server: closed loop (--concurrency), open loop (--rate) or a trace.
@@ -26,8 +24,26 @@ Measure any OpenAI-compatible server: closed loop (--concurrency), open loop (--
   paceline bench --rate 2,4 --lengths sharegpt.csv.gz --slo ttft:2000,tpot:100
   paceline bench --trace azure.csv.gz --requests 200 --max-input 2000 --plot trace.png
 
+Files are CSV or JSONL, plain or gzipped, with arrival_s, input_tokens and output_tokens; lengths
+alone need no arrival_s.
+
 `paceline bench long-prompt --help` measures the gap a long prompt leaves in running streams.
 """
+
+# Flags that mean something only beside one of others.
+_BESIDE = {
+    "burstiness": ("rate",),
+    "time_scale": ("trace",),
+    "tail": ("shared_prefix",),
+    "max_input": ("trace", "lengths"),
+    "max_output": ("trace", "lengths"),
+}
+# And those of which one only can be.
+_APART = (
+    *(("trace", name) for name in ("lengths", "input", "output", "shared_prefix")),
+    *(("lengths", name) for name in ("input", "output", "shared_prefix")),
+    ("shared_prefix", "input"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,9 @@ class Options:
 
 def add_target_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--url", default="http://127.0.0.1:8000", help="with or without /v1")
+    group.add_argument(
+        "--url", type=flags.server_url, default="http://127.0.0.1:8000", help="with or without /v1"
+    )
     group.add_argument("--api", choices=("completions", "chat"), default="completions")
     group.add_argument(
         "--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="or $OPENAI_API_KEY"
@@ -62,8 +80,9 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = flags.Parser(
         prog="paceline bench",
+        usage="paceline bench [FLAGS]",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -71,65 +90,98 @@ def build_parser() -> argparse.ArgumentParser:
     load = parser.add_argument_group("load (one of these)").add_mutually_exclusive_group()
     load.add_argument(
         "--concurrency",
-        type=_list_of(_positive_int),
+        type=flags.list_of(flags.whole(1)),
         metavar="N[,N...]",
         help="closed loop: so many clients, each with one request in flight (default 1,4,16,32)",
     )
     load.add_argument(
-        "--rate", type=_list_of(_positive), metavar="R[,R...]", help="open loop, requests a second"
+        "--rate",
+        type=flags.list_of(flags.positive),
+        metavar="R[,R...]",
+        help="open loop, requests a second",
     )
-    load.add_argument("--trace", type=Path, help="replay the arrivals and lengths of a file")
+    load.add_argument(
+        "--trace", type=Path, metavar="FILE", help="replay the arrivals and lengths of a file"
+    )
     more = parser.add_argument_group("how much")
     more.add_argument(
         "--requests",
-        type=_positive_int,
+        type=flags.whole(1),
+        metavar="N",
         help="per level (default: max(12, 3 x clients); 60 x rate; the whole trace)",
     )
     more.add_argument(
         "--burstiness",
-        type=_positive,
-        default=1.0,
+        type=flags.positive,
         metavar="SHAPE",
-        help="gamma shape of the gaps of --rate: 1 Poisson, below 1 bursts",
+        help="gamma shape of the gaps of --rate: 1 (default) Poisson, below 1 bursts",
     )
     more.add_argument(
         "--time-scale",
-        type=_positive,
-        default=1.0,
+        type=flags.positive,
+        metavar="FACTOR",
         help="stretch the gaps of --trace by this factor",
     )
-    more.add_argument("--warmup", type=_count, default=2, help="requests before the first level")
-    more.add_argument("--timeout", type=_positive, default=600.0, help="seconds for one answer")
-    more.add_argument("--max-seconds", type=_positive, default=1800.0, help="for one level")
+    more.add_argument(
+        "--warmup",
+        type=flags.whole(0),
+        default=2,
+        metavar="N",
+        help="requests before the first level",
+    )
+    more.add_argument(
+        "--timeout", type=flags.positive, default=600.0, metavar="S", help="seconds for one answer"
+    )
+    more.add_argument(
+        "--max-seconds", type=flags.positive, default=1800.0, metavar="S", help="for one level"
+    )
     prompts = parser.add_argument_group("prompts and answers, in tokens")
-    prompts.add_argument("--input", type=_list_of(_positive_int), default=(128,))
-    prompts.add_argument("--output", type=_positive_int, default=64)
+    prompts.add_argument(
+        "--input", type=flags.list_of(flags.whole(1)), metavar="N[,N...]", help="default 128"
+    )
+    prompts.add_argument("--output", type=flags.whole(1), metavar="N", help="default 64")
     prompts.add_argument(
         "--shared-prefix",
-        type=_count,
-        default=0,
+        type=flags.whole(1),
+        metavar="N",
         help="begin every prompt with the same so many tokens, then --tail",
     )
-    prompts.add_argument("--tail", type=_positive_int, default=32, help="with --shared-prefix")
-    prompts.add_argument("--lengths", type=Path, help="sample lengths from a file in trace format")
-    prompts.add_argument("--max-input", type=_count, default=0, help="clip lengths of a file")
-    prompts.add_argument("--max-output", type=_count, default=0, help="clip lengths of a file")
+    prompts.add_argument(
+        "--tail", type=flags.whole(1), metavar="N", help="with --shared-prefix (default 32)"
+    )
+    prompts.add_argument(
+        "--lengths", type=Path, metavar="FILE", help="sample lengths from a file in trace format"
+    )
+    prompts.add_argument(
+        "--max-input", type=flags.whole(1), metavar="N", help="clip lengths of a file"
+    )
+    prompts.add_argument(
+        "--max-output", type=flags.whole(1), metavar="N", help="clip lengths of a file"
+    )
     prompts.add_argument(
         "--token-ids",
-        type=_id_range,
+        type=flags.id_range,
         metavar="FIRST-LAST",
         help="send exact random token ids of this range instead of words (completions only)",
     )
     prompts.add_argument(
         "--seed",
-        type=int,
+        type=flags.whole(0, 2**63 - 1),
+        metavar="N",
         help="repeats the same prompts, which a prefix cache may remember "
         "(default: new ones, the seed is in the report)",
     )
     results = parser.add_argument_group("results")
     results.add_argument("--slo", help="ttft:MS,tpot:MS,e2e:MS for goodput, any of them")
-    results.add_argument("--out", type=Path, help="write the JSON report here")
-    results.add_argument("--plot", type=Path, help="draw a PNG here (needs matplotlib)")
+    results.add_argument(
+        "--out", type=flags.result_file, metavar="FILE", help="write the JSON report here"
+    )
+    results.add_argument(
+        "--plot",
+        type=flags.picture_file,
+        metavar="FILE",
+        help="draw a .png, .svg or .pdf here (needs matplotlib)",
+    )
     results.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     return parser
 
@@ -138,16 +190,17 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     """Raises SystemExit with a usage message for what cannot be run."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    _check_together(parser, args)
     try:
         slo = Slo.parse(args.slo) if args.slo else None
         trace = tuple(read_trace(args.trace)) if args.trace else ()
         lengths = tuple(read_trace(args.lengths)) if args.lengths else ()
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}")
+    except ValueError as error:
         parser.error(str(error))
     if args.token_ids and args.api == "chat":
         parser.error("--token-ids needs --api completions")
-    if args.shared_prefix and (trace or lengths):
-        parser.error("--shared-prefix goes with fixed lengths only")
     if trace and trace[0].arrival_seconds is None:
         parser.error(f"{args.trace} has lengths only, no arrivals: use it with --lengths")
     return Options(
@@ -169,24 +222,40 @@ def parse_options(argv: Sequence[str] | None) -> Options:
     )
 
 
+def _check_together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Nothing that was asked for is passed over in silence."""
+
+    def flag(name: str) -> str:
+        return "--" + name.replace("_", "-")
+
+    given = {name for name, value in vars(args).items() if value is not None}
+    for name, others in _BESIDE.items():
+        if name in given and not given & set(others):
+            parser.error(f"{flag(name)} goes with {' or '.join(map(flag, others))} only")
+    for one, other in _APART:
+        if {one, other} <= given:
+            parser.error(f"{flag(one)} and {flag(other)} do not go together")
+
+
 def _levels(
     args: argparse.Namespace, trace: tuple[TraceRow, ...], lengths: tuple[TraceRow, ...]
 ) -> tuple[Level, ...]:
-    inputs = (args.tail,) if args.shared_prefix else args.input
+    inputs = (args.tail or 32,) if args.shared_prefix else args.input or (128,)
+    output, clips = args.output or 64, (args.max_input or 0, args.max_output or 0)
     shapes = [
-        Shape(num, args.output, args.shared_prefix, lengths, args.max_input, args.max_output)
+        Shape(num, output, args.shared_prefix or 0, lengths, *clips)
         for num in (inputs[:1] if trace or lengths else inputs)
     ]
     if trace:
         rows = trace[: args.requests or len(trace)]
-        return (Level(shapes[0], len(rows), trace=rows, time_scale=args.time_scale),)
+        return (Level(shapes[0], len(rows), trace=rows, time_scale=args.time_scale or 1.0),)
     if args.rate:
         return tuple(
             Level(
                 shape,
                 args.requests or max(12, round(60 * rate)),
                 rate=rate,
-                burstiness=args.burstiness,
+                burstiness=args.burstiness or 1.0,
             )
             for shape in shapes
             for rate in args.rate
@@ -196,39 +265,3 @@ def _levels(
         for shape in shapes
         for clients in args.concurrency or (1, 4, 16, 32)
     )
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value
-
-
-def _list_of(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    def parse_list(text: str) -> tuple[T, ...]:
-        return tuple(parse(part) for part in text.split(","))
-
-    return parse_list
-
-
-def _id_range(text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
-    ids = int(first), int(last)
-    if not 0 <= ids[0] < ids[1]:
-        raise argparse.ArgumentTypeError(f"{text} is not FIRST-LAST with FIRST < LAST")
-    return ids

@@ -11,11 +11,14 @@ import csv
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+MAX_TOKENS = 10**8  # of one request
+MAX_ARRIVAL_SECONDS = 1e9
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -54,10 +57,10 @@ def read_trace(path: Path) -> list[TraceRow]:
     jsonl = path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
     rows = []
     try:
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             for number, fields in _fields(file, jsonl):
                 rows.append(_row(fields, f"{path.name}:{number}"))
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as error:
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError, csv.Error) as error:
         raise TraceError(f"{path.name}: {error}") from None
     if not rows:
         raise TraceError(f"{path.name} holds no request")
@@ -91,7 +94,7 @@ def _fields(file: IO[str], jsonl: bool) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             fields = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict):
             raise TraceError(f"line {number} is not a JSON object")
@@ -104,26 +107,41 @@ def _row(fields: dict[str, Any], where: str) -> TraceRow:
         session = fields.get("session")
         row = TraceRow(
             arrival_seconds=None if arrival in (None, "") else float(arrival),
-            input_tokens=int(fields["input_tokens"]),
-            output_tokens=int(fields["output_tokens"]),
+            input_tokens=_count(fields, "input_tokens"),
+            output_tokens=_count(fields, "output_tokens"),
             session="" if session is None else str(session),
             block_space=str(session) if "hash_runs" in fields else "",
             block_runs=_block_runs(fields),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else str(error)
         raise TraceError(f"{where}: {reason}") from None
-    if row.input_tokens < 0 or row.output_tokens < 0:
-        raise TraceError(f"{where}: negative token count")
-    if row.arrival_seconds is not None and not 0 <= row.arrival_seconds < math.inf:
+    if not (0 <= row.input_tokens <= MAX_TOKENS and 0 <= row.output_tokens <= MAX_TOKENS):
+        raise TraceError(f"{where}: a token count is not from 0 to {MAX_TOKENS}")
+    if row.arrival_seconds is not None and not 0 <= row.arrival_seconds <= MAX_ARRIVAL_SECONDS:
         raise TraceError(f"{where}: arrival_s {arrival} is not a time")
     return row
 
 
+def _count(fields: dict[str, Any], name: str) -> int:
+    value = fields[name]
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} is no count: {str(value)[:40]!r}") from None
+
+
 def _block_runs(fields: dict[str, Any]) -> tuple[tuple[int, int], ...]:
     if "hash_runs" not in fields:
-        return tuple((int(block), 1) for block in fields.get("hash_ids", ()))
+        ids = fields.get("hash_ids", [])
+        if not isinstance(ids, list):
+            raise ValueError("hash_ids is no list of block ids")
+        return tuple((int(block), 1) for block in ids)
+    if not isinstance(fields["hash_runs"], list):
+        raise ValueError("hash_runs is no list of [first_id, count]")
     runs = tuple((int(first), int(count)) for first, count in fields["hash_runs"])
+    if min((count for _, count in runs), default=1) < 1:
+        raise ValueError("a count of hash_runs is below 1")
     if sum(count for _, count in runs) > int(fields["input_tokens"]) + 1:
         raise ValueError("hash_runs name more blocks than input_tokens has tokens")
     return runs

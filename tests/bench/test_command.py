@@ -178,12 +178,29 @@ def test_absent_server_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> 
         ["--token-ids", "1-9", "--api", "chat"],
         ["--input", "x"],
         ["--warmup", "-1"],
+        ["--concurr", "1"],
+        ["--concurrency", "1,"],
+        ["--url", "ftp://127.0.0.1"],
+        ["--url", "http://127.0.0.1:70000"],
+        ["--out", "/"],
+        ["--out", "/dev/null/report.json"],
+        ["--plot", "report.bmp"],
+        ["--burstiness", "2"],
+        ["--time-scale", "2", "--rate", "1"],
+        ["--tail", "8"],
+        ["--max-output", "8"],
+        ["--shared-prefix", "8", "--input", "8"],
+        ["--lengths", "/no/such/file.csv", "--output", "8"],
     ],
 )
-def test_bad_flags_are_refused(argv: list[str]) -> None:
+def test_bad_flags_are_refused_in_one_line(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that would do nothing beside the others too."""
     with pytest.raises(SystemExit) as caught:
         parse_options(argv)
     assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_lengths_without_arrivals_are_no_trace(tmp_path: Path) -> None:

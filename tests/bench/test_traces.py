@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.traces import TraceError, block_tokens, read_trace
+from bench.traces import TraceError, TraceRow, block_tokens, read_trace
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -27,6 +27,12 @@ def test_empty_arrival_means_lengths_only(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"arrival_s,input_tokens,output_tokens\n,3,4\n"))
     assert read_trace(path)[0].arrival_seconds is None
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "excel.csv"
+    path.write_bytes(b"\xef\xbb\xbfarrival_s,input_tokens,output_tokens\n2,3,4\n")
+    assert read_trace(path) == [TraceRow(2.0, 3, 4)]
 
 
 def test_jsonl_block_ids_and_runs(tmp_path: Path) -> None:
@@ -50,7 +56,15 @@ def test_jsonl_block_ids_and_runs(tmp_path: Path) -> None:
         ("a.csv", b"arrival_s,input_tokens,output_tokens\n0,-1,1\n"),
         ("a.csv", b"arrival_s,input_tokens,output_tokens\nnan,1,1\n"),
         ("a.csv", b"arrival_s,input_tokens,output_tokens\n"),
+        ("a.csv", b"arrival_s,input_tokens,output_tokens\n0,1\n"),
+        ("a.csv", b"arrival_s,input_tokens,output_tokens\n0,1000000000,1\n"),
+        ("a.csv", b"arrival_s,input_tokens,output_tokens\n1e300,1,1\n"),
         ("a.csv", b"\xff\xfe"),
+        ("a.csv.gz", b"\x1f\x8b\x08" + bytes(range(99))),
+        ("a.jsonl", b"[" * 100_000),
+        ("a.jsonl", b'{"input_tokens":1e400,"output_tokens":1}\n'),
+        ("a.jsonl", b'{"input_tokens":1,"output_tokens":1,"hash_ids":null}\n'),
+        ("a.jsonl", b'{"input_tokens":9,"output_tokens":1,"hash_runs":[[1,-5]]}\n'),
         ("a.csv.gz", b"not gzip"),
         ("a.csv.gz", gzip.compress(b"arrival_s,input_tokens,output_tokens\n0,1,1\n")[:-9]),
         ("a.jsonl", b"{broken\n"),
