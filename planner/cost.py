@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from scheduler.types import StepPlan
 
@@ -111,20 +114,18 @@ class ProfiledCost:
 
     def __init__(self, prefix: Path, *, num_layers: int, host_seconds: float = 0.0) -> None:
         dense: dict[str, dict[int, float]] = defaultdict(dict)
-        for row in _rows(prefix, "dense"):
-            dense[row["layer"]][int(row["tokens"])] = float(row["time_us"]) * 1e-6
+        for name, size, seconds in _rows(prefix, "dense", partial(_by_size, "tokens")):
+            dense[name][size] = seconds
         tail: dict[str, dict[int, float]] = defaultdict(dict)
-        for row in _rows(prefix, "per_sequence"):
-            tail[row["layer"]][int(row["sequences"])] = float(row["time_us"]) * 1e-6
+        for name, size, seconds in _rows(prefix, "per_sequence", partial(_by_size, "sequences")):
+            tail[name][size] = seconds
         prefill: dict[tuple[int, int], float] = {}
         decode: dict[tuple[int, int], float] = {}
-        for row in _rows(prefix, "attention"):
-            chunk, rows = int(row["prefill_chunk"]), int(row["n_decode"])
-            seconds = float(row["time_us"]) * 1e-6
+        for chunk, kv_prefill, rows, kv_decode, seconds in _rows(prefix, "attention", _by_shape):
             if rows == 0:
-                prefill[chunk, int(row["kv_prefill"])] = seconds
+                prefill[chunk, kv_prefill] = seconds
             elif chunk == 0:
-                decode[rows, int(row["kv_decode"])] = seconds
+                decode[rows, kv_decode] = seconds
         times = {name: 2 if name in self._TWICE else 1 for name in dense}
         self._layer = [
             (times[name], Curve.through(points))
@@ -159,10 +160,36 @@ class ProfiledCost:
         return seconds
 
 
-def _rows(prefix: Path, kind: str) -> Iterator[dict[str, str]]:
+def _seconds(row: dict[str, str]) -> float:
+    return float(row["time_us"]) * 1e-6
+
+
+def _by_size(size: str, row: dict[str, str]) -> tuple[str, int, float]:
+    return row["layer"], int(row[size]), _seconds(row)
+
+
+def _by_shape(row: dict[str, str]) -> tuple[int, int, int, int, float]:
+    names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+    chunk, kv_prefill, rows, kv_decode = (int(row[name]) for name in names)
+    return chunk, kv_prefill, rows, kv_decode, _seconds(row)
+
+
+T = TypeVar("T")
+
+
+def _rows(prefix: Path, kind: str, read: Callable[[dict[str, str]], T]) -> Iterator[T]:
+    """Each row as `read` makes it. Raises ProfileError that names file and line."""
     path = prefix.with_name(f"{prefix.name}_{kind}.csv.gz")
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            yield from csv.DictReader(file)
+            rows = list(csv.DictReader(file))
     except FileNotFoundError:
         raise ProfileError(f"no kernel table {path}") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise ProfileError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    for number, row in enumerate(rows, start=2):
+        try:
+            yield read(row)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"no column {error}" if isinstance(error, KeyError) else str(error)
+            raise ProfileError(f"{path}:{number}: {reason}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from statistics import fmean
 
@@ -9,12 +10,13 @@ import pytest
 
 from bench.statistics import percentile
 from bench.traces import TraceRow, block_tokens, read_trace
-from planner.__main__ import main
+from planner.__main__ import _parser, main
 from planner.cost import Curve, LinearCost, ProfiledCost, ProfileError
 from planner.replay import Replay, replay
 from scheduler.limits import SchedulerLimits
 from scheduler.policy import Fair, FirstComeFirstServed, Policy
 from scheduler.types import KVCapacity
+from server.config import parse_settings
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -129,6 +131,73 @@ def test_command_reports_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([str(trace), "--kv-tokens", "4096"]) == 2
     assert "--linear or --profile" in capsys.readouterr().err
     assert main([str(tmp_path / "none.csv"), *flags]) == 2
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,9000,4\n0.1,50,2\n")
+    assert main([str(trace), *flags]) == 0
+    said = capsys.readouterr().out
+    assert "1 served, 1 refused" in said
+    assert "The first refusal: " in said
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kv-tokens", "0"],
+        ["--kv-tokens", "31"],
+        ["--block-size", "0"],
+        ["--requests", "0"],
+        ["--max-running", "0"],
+        ["--max-waiting", "-1"],
+        ["--max-step-tokens", "0"],
+        ["--max-model-len", "1"],
+        ["--max-queue-seconds", "nan"],
+        ["--tpot-limit-seconds", "0"],
+        ["--linear", "1,2,3"],
+        ["--linear", "1,2,3,x"],
+        ["--linear", "1,2,3,inf"],
+        ["--linear", "0,0,0,0"],
+        ["--layers", "3"],
+        ["--host-ms", "3"],
+        ["--profile", "tables"],
+        ["--out", "/"],
+        ["--out", "/dev/null/out.json"],
+        ["--max-run", "3"],
+    ],
+)
+def test_nonsense_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,30,4\n")
+    try:
+        code = main([str(trace), "--kv-tokens", "4096", "--linear", "10,1,2,0", *flags])
+    except SystemExit as end:  # from argparse
+        code = end.code if isinstance(end.code, int) else -1
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_broken_kernel_table_is_named_with_its_line(tmp_path: Path) -> None:
+    table = tmp_path / "gpu_dense.csv.gz"
+    for content, reason in (
+        (gzip.compress(b"layer,tokens\nqkv,1\n"), r":2: no column 'time_us'"),
+        (gzip.compress(b"layer,tokens,time_us\nqkv,1,fast\n"), r":2: could not convert"),
+        (gzip.compress(b"layer,tokens,time_us\n")[:-9], "end"),
+        (b"no gzip", "Not a gzipped file"),
+    ):
+        table.write_bytes(content)
+        with pytest.raises(ProfileError, match=f"gpu_dense.csv.gz.*{reason}"):
+            ProfiledCost(tmp_path / "gpu", num_layers=2)
+
+
+def test_the_command_simulates_the_server_as_it_is_without_flags() -> None:
+    given = vars(_parser().parse_args(["trace.csv", "--kv-tokens", "4096"]))
+    serves = parse_settings([], {})
+    limits = {"tpot_limit_seconds": serves.limits.max_step_seconds, "policy": serves.engine.policy}
+    for name in ("max_running", "max_waiting", "max_step_tokens", "max_chunk_tokens"):
+        limits[name] = getattr(serves.limits, name)
+    limits["prefix_caching"] = serves.limits.prefix_caching
+    limits["block_size"] = serves.engine.block_size
+    assert {name: given[name] for name in limits} == limits
 
 
 def test_replay_agrees_with_a_measured_server() -> None:
@@ -141,7 +210,6 @@ def test_replay_agrees_with_a_measured_server() -> None:
     if not measured_file.exists():
         pytest.skip("the shared measurements are not beside this checkout")
     import csv
-    import gzip
 
     with gzip.open(measured_file, "rt", newline="") as file:
         measured = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
