@@ -106,13 +106,6 @@ class ModelConfig:
     checkpoint_dtype: str = "float32"
 
     @property
-    def sliding_window(self) -> int | None:
-        """The widest window if every layer has one; None if some layer sees everything."""
-        if any(window is None for window in self.layer_windows):
-            return None
-        return max(window for window in self.layer_windows if window is not None)
-
-    @property
     def context_length(self) -> int:
         """Positions the model was made for: YaRN may extend the trained length."""
         if self.rope.type != "yarn":

@@ -18,11 +18,6 @@ def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Te
     return torch.from_numpy(cos), torch.from_numpy(sin)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
-    """Radians a position: float32 [head_dim / 2]. num_positions matters to `dynamic` only."""
-    return torch.from_numpy(host.inverse_frequencies(rope, head_dim, num_positions))
-
-
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [tokens, heads, head_dim] by its tokens' rows of the tables [tokens, head_dim / 2].
 

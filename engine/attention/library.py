@@ -1,7 +1,7 @@
-"""Paged attention by libraries that are there on some machines: FlashAttention-3, torch's varlen.
+"""Paged attention by a library that is there on some machines: FlashAttention-3.
 
-Both read this house's KV pool as it is, [blocks, block_size, kv_heads, head_dim], and align causal
-masks to the end of each sequence. Must not choose between them (engine.attention does).
+It reads this house's KV pool as it is, [blocks, block_size, kv_heads, head_dim], and aligns causal
+masks to the end of each sequence. Must not choose whether it is used (engine.attention does).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from engine.arrays import to_device
@@ -21,7 +20,7 @@ from engine.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What both libraries want to know of a step."""
+    """What a library wants to know of a step."""
 
     query_offsets: Tensor  # [rows + 1] int32
     key_lengths: Tensor  # [rows] int32
@@ -95,29 +94,3 @@ def flash3(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, *, window: int |
         window_size=(-1, -1) if window is None else (window - 1, 0),
         num_splits=1,
     )
-
-
-def varlen(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, *, window: int | None) -> Tensor:
-    """torch.nn.attention.varlen with a block table (torch 2.12): blocks of a multiple of 256.
-
-    One split always: with several its FlashAttention-2 writes wrong rows (pytorch#194167).
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    left = -1 if window is None else window - 1
-    out = varlen_attn(
-        q,
-        keys,
-        values,
-        rows.query_offsets,
-        None,
-        rows.max_query,
-        rows.max_keys,
-        window_size=(left, 0),
-        enable_gqa=True,
-        seqused_k=rows.key_lengths,
-        block_table=rows.block_table,
-        num_splits=1,
-    )
-    assert isinstance(out, torch.Tensor)
-    return out

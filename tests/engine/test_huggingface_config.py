@@ -41,7 +41,7 @@ def test_missing_optional_fields_get_the_formats_defaults(tmp_path: Path) -> Non
     assert (config.rope.type, config.rope.theta) == ("default", 10000.0)
     assert (config.eos_token_ids, config.bos_token_id) == ((), None)
     assert config.layer_windows == (None, None)
-    assert (config.sliding_window, config.context_length) == (None, 256)
+    assert config.context_length == 256
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,7 +70,6 @@ def test_model_type_stands_in_for_missing_architectures(tmp_path: Path) -> None:
 def test_mistral_without_the_field_has_its_familys_window(tmp_path: Path) -> None:
     config = read(tmp_path, architectures=["MistralForCausalLM"])
     assert config.layer_windows == (4096, 4096)
-    assert config.sliding_window == 4096
 
 
 def test_qwen_window_is_off_unless_asked_for(tmp_path: Path) -> None:
@@ -348,7 +347,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "tie_word_embeddings": False,
             "vocab_size": 32768,
         },
-        {"sliding_window": None, "layer_windows": (None,) * 32},
+        {"layer_windows": (None,) * 32},
     ),
     "Qwen 2.5": (
         {
@@ -369,7 +368,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "use_sliding_window": False,
             "vocab_size": 151936,
         },
-        {"qkv_bias": True, "output_bias": False, "sliding_window": None, "head_dim": 64},
+        {
+            "qkv_bias": True,
+            "output_bias": False,
+            "layer_windows": (None,) * 24,
+            "head_dim": 64,
+        },
     ),
     "Qwen 3": (
         {

@@ -7,10 +7,9 @@ from types import ModuleType
 
 import pytest
 import torch
-import torch.nn.attention.varlen as torch_varlen
 from torch import Tensor
 
-from engine.attention.library import Library, LibraryAttention, flash3, varlen
+from engine.attention.library import LibraryAttention, flash3
 from tests.engine.test_attention import Pool, Shape, dense, random_sequence
 
 
@@ -59,45 +58,17 @@ def fake_flash3(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: object) 
     )
 
 
-def fake_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: None,
-    *maxima: int,
-    **options: object,
-) -> Tensor:
-    assert cu_seq_k is None
-    assert maxima == (int(cu_seq_q.diff().max()), int(options["seqused_k"].max()))
-    assert options["num_splits"] == 1
-    assert options["enable_gqa"] is True
-    left, right = options["window_size"]
-    assert right == 0
-    return paged_attention(
-        q,
-        k,
-        v,
-        offsets=cu_seq_q,
-        key_lengths=options["seqused_k"],
-        block_table=options["block_table"],
-        left=left,
-    )
-
-
-@pytest.mark.parametrize("library", [flash3, varlen])
 @pytest.mark.parametrize("window", [None, 9])
-def test_libraries_are_told_what_dense_attention_computes(
-    library: Library, window: int | None, monkeypatch: pytest.MonkeyPatch
+def test_the_library_is_told_what_dense_attention_computes(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decodes, a first chunk and a later one, in blocks dealt out at random."""
     package = ModuleType("flash_attn_interface")
     package.flash_attn_with_kvcache = fake_flash3
     monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
-    monkeypatch.setattr(torch_varlen, "varlen_attn", fake_varlen)
     pool = Pool(Shape(), window=window)
     pool.cache.layers[:, :, : pool.cache.num_blocks] = 0
-    pool.attention = LibraryAttention(pool.cache, windows=(window,), library=library)
+    pool.attention = LibraryAttention(pool.cache, windows=(window,), library=flash3)
     sequences = [random_sequence(Shape(), length, length) for length in (40, 17, 33)]
     first = pool.step(
         [(0, sequences[0], 0, 39), (1, sequences[1], 0, 17), (2, sequences[2], 0, 12)]

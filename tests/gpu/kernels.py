@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.library import Library, flash3, rows_of, varlen
+from engine.attention.library import Library, flash3, rows_of
 from engine.attention.reference import ReferenceAttention
 from engine.attention.triton import TritonAttention
 from engine.batch import Batch
@@ -23,6 +23,7 @@ from engine.kv_cache import KVCache
 from engine.sampler import SLOT_COLUMNS
 from tests.gpu.guard import Result, guarded, one
 from tests.gpu.timing import against_floor, seconds
+from tests.gpu.varlen import varlen
 
 
 @dataclass(frozen=True)
