@@ -13,8 +13,9 @@ place of estimates (VTC; Sheng et al. 2024).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from scheduler.sequence import Key, Sequence
@@ -42,6 +43,42 @@ class Lane:
 
     def charge(self, cost: float) -> None:
         self.served += cost / self.weight
+
+
+def _claim(sequence: Sequence) -> tuple[float, float, Key]:
+    """The smallest is next. Of lanes served alike the one that runs less for its weight is."""
+    lane = sequence.lane
+    return lane.served, lane.num_running / lane.weight, sequence.turn
+
+
+class Turns:
+    """Whose turn it is while they enter; nothing else may happen to the line meanwhile."""
+
+    def __init__(self, lanes: Iterable[Lane], max_passed: int) -> None:
+        self._max_passed = max_passed
+        # Of each lane its claim and how many of it were passed over. Claims never tie.
+        self._heap = [(_claim(lane.waiting[0]), 0, lane) for lane in lanes if lane.waiting]
+        heapify(self._heap)
+
+    def first(self) -> Sequence | None:
+        if not self._heap:
+            return None
+        _, num_passed, lane = self._heap[0]
+        return lane.waiting[num_passed]
+
+    def entered(self) -> None:
+        """The first has entered, which changes what its lane may claim."""
+        self._go_on(0)
+
+    def passed(self) -> None:
+        """The first has to wait for a reason of its own."""
+        self._go_on(1)
+
+    def _go_on(self, num_more: int) -> None:
+        _, num_passed, lane = heappop(self._heap)
+        num_passed += num_more
+        if num_passed < min(len(lane.waiting), self._max_passed):
+            heappush(self._heap, (_claim(lane.waiting[num_passed]), num_passed, lane))
 
 
 class Line:
@@ -88,20 +125,14 @@ class Line:
             return min(waiting)
         return max((other.served for other in others if other.entered), default=0.0)
 
-    def first(self, passed: Mapping[Lane, int] | None = None) -> Sequence | None:
-        """Whose turn it is; the first so many of each lane are passed over.
+    def first(self) -> Sequence | None:
+        """Whose turn it is."""
+        waiting = (lane.waiting[0] for lane in self._lanes.values() if lane.waiting)
+        return min(waiting, key=_claim, default=None)
 
-        Of two lanes that were served alike the one that runs less for its weight goes first.
-        """
-        best: tuple[tuple[float, float, Key], Sequence] | None = None
-        for lane in self._lanes.values():
-            index = passed.get(lane, 0) if passed else 0
-            if index < len(lane.waiting):
-                sequence = lane.waiting[index]
-                claim = (lane.served, lane.num_running / lane.weight, sequence.turn)
-                if best is None or claim < best[0]:
-                    best = claim, sequence
-        return None if best is None else best[1]
+    def turns(self, max_passed: int) -> Turns:
+        """For those who let in one after the other, and pass over up to so many of each lane."""
+        return Turns(self._lanes.values(), max_passed)
 
     def key(self, sequence: Sequence) -> Key:
         """Its place among all that have entered; it is given once, as it enters.

@@ -11,14 +11,14 @@ from scheduler.batch import Batch
 from scheduler.draft import Draft
 from scheduler.entry import Entry
 from scheduler.limits import SchedulerLimits
-from scheduler.line import Lane, Line
+from scheduler.line import Line
 from scheduler.pace import Pace
 from scheduler.policy import Policy
 from scheduler.sequence import Sequence
 from scheduler.trace import Counts
 from scheduler.types import KVCapacity, Preempted
 
-# A step passes over so many of those who wait for a leader, and hashes so many tokens of prompts
+# A step passes over so many of a lane who wait for a leader, and hashes so many tokens of prompts
 # that are new to it (a few milliseconds), or one prompt: a long line must not hold up who streams.
 MAX_PASSED = 64
 MAX_NEW_TOKENS = 1 << 16
@@ -133,10 +133,10 @@ class Rows:
 
         Nobody overtakes a sequence that waits for room; those that wait for a leader are passed.
         """
-        passed: dict[Lane, int] = {}
+        turns = self._line.turns(MAX_PASSED)
         num_new = 0
-        while draft.left and self._batch.has_free_slot and sum(passed.values()) < MAX_PASSED:
-            sequence = self._line.first(passed)
+        while draft.left and self._batch.has_free_slot:
+            sequence = turns.first()
             if sequence is None or sequence.num_pending:
                 return  # or its next token is on its way
             new = self._batch.num_new_tokens(sequence)
@@ -145,11 +145,12 @@ class Rows:
             num_new += new
             entry = self._batch.find_entry(sequence, draft.step)
             if entry is None:
-                passed[sequence.lane] = passed.get(sequence.lane, 0) + 1
+                turns.passed()
                 continue
             if not self._batch.fits(sequence, entry):
                 return
             self._enter(sequence, entry, draft)
+            turns.entered()
             self._plan_prefill(sequence, draft)
 
     def _enter(self, sequence: Sequence, entry: Entry, draft: Draft) -> None:

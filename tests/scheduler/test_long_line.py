@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.limits import SchedulerLimits
-from scheduler.policy import FirstComeFirstServed
+from scheduler.policy import Fair, FirstComeFirstServed, Policy
 from scheduler.prefix import sha256
 from scheduler.rows import MAX_NEW_TOKENS, MAX_PASSED
 from scheduler.scheduler import Scheduler
@@ -15,14 +15,14 @@ BLOCK = 16
 class Served:
     """A scheduler alone; it counts the blocks that each of its steps hashes."""
 
-    def __init__(self, max_step_tokens: int, num_blocks: int = 100_000) -> None:
+    def __init__(self, max_step_tokens: int, policy: Policy | None = None) -> None:
         self.num_hashed = 0
         self.hashed: list[int] = []  # by step
         self.finished: list[str] = []
         self.scheduler = Scheduler(
-            KVCapacity(num_blocks, BLOCK, 512, 1 << 20),
+            KVCapacity(100_000, BLOCK, 512, 1 << 20),
             SchedulerLimits(max_step_tokens, 10_000, 512, 0),
-            FirstComeFirstServed(),
+            policy or FirstComeFirstServed(),
             digest=self._digest,
         )
 
@@ -30,8 +30,8 @@ class Served:
         self.num_hashed += 1
         return sha256(data)
 
-    def add(self, name: str, prompt: tuple[int, ...]) -> None:
-        self.scheduler.handle(Submit((Request(name, prompt, 1),)), 0.0)
+    def add(self, name: str, prompt: tuple[int, ...], tenant: str = "") -> None:
+        self.scheduler.handle(Submit((Request(name, prompt, 1, tenant=tenant),)), 0.0)
 
     def step(self) -> tuple[str, ...]:
         before = self.num_hashed
@@ -69,6 +69,18 @@ def test_a_step_passes_over_few_of_those_who_wait_for_a_leader() -> None:
     assert sum(sequence.leader is not None for sequence in sequences) == MAX_PASSED
     served.run()
     assert len(served.finished) == 3 * MAX_PASSED
+
+
+def test_those_who_wait_for_a_leader_hold_up_no_other_tenant() -> None:
+    served = Served(max_step_tokens=64, policy=Fair())
+    shared = tuple(range(5000))
+    for number in range(3 * MAX_PASSED):
+        served.add(str(number), (*shared, number), tenant="many")
+    served.step()
+    served.add("other", tuple(range(20)), tenant="one")
+    assert "other" in served.step()
+    served.run()
+    assert len(served.finished) == 3 * MAX_PASSED + 1
 
 
 def test_a_prompt_above_the_bound_is_not_held_back() -> None:

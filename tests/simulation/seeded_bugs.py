@@ -22,7 +22,7 @@ from scheduler.block_pool import BlockPool
 from scheduler.deadlines import Deadlines
 from scheduler.draft import Draft
 from scheduler.entry import EntryFinder
-from scheduler.line import Lane, Line
+from scheduler.line import Lane, Line, Turns
 from scheduler.prefix import KeyChain
 from scheduler.rows import Rows
 from scheduler.scheduler import Scheduler
@@ -188,7 +188,13 @@ BUGS = (
     Bug("charge nobody", Lane, "charge", "self.served += cost / self.weight", "pass"),
     Bug("forget the weight", Lane, "charge", "cost / self.weight", "cost"),
     Bug("count idle time as a claim", Line, "_wait", "if not lane.waiting:", "if 0:"),
-    Bug("serve the most served", Line, "first", "claim < best[0]", "claim > best[0]"),
+    Bug(
+        "serve the most served",
+        Turns,
+        "first",
+        "self._heap[0]",
+        "max(self._heap)",
+    ),
     Bug("pay for what was not computed", Line, "leave", "if not sequence.has_sampled", "if 0"),
     Bug("wait on past the deadline", Deadlines, "due", "[0] <= now", "[0] < now"),
     Bug("end what has begun", Scheduler, "expire", "and not sequence.has_begun", ""),
