@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.ebnf import EbnfError, read_ebnf
+from server.ebnf_lark import ebnf_to_lark
 from server.reasoning import CLOSING, OPENING, Thinking
 
 # Between the tokens of JSON: nothing, a space, or a line break with an indent. A model that is in
@@ -19,13 +21,11 @@ from server.reasoning import CLOSING, OPENING, Thinking
 WHITESPACE = r"( |\n[ \t]{0,32})?"
 ANYTHING = r"/(.|\n)*/"
 ANSWER = "answer"
-# Of the EBNF that is converted: the work grows with the square.
+# Of EBNF: the search for borders may look at each of them many times.
 MAX_RULES = 500
 # Where only one text can follow, the model still chooses how to cut it into tokens.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-# The converter loses the zeros of \u and \U; the other escapes it knows.
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
-_RULE = re.compile(r"^[ \t]*([A-Za-z_][A-Za-z0-9_-]*)[ \t]*::=", re.MULTILINE)
+_LARK = re.compile(r"^[ \t]*start[ \t]*:(?!:=)", re.MULTILINE)  # it may hold ::= in a text
 
 Part = dict[str, Any]
 
@@ -73,38 +73,21 @@ def regex_part(pattern: str) -> Part:
 
 
 def choice_part(options: list[str]) -> Part:
-    return {"lark_grammar": "start: " + " | ".join(literal(option) for option in options)}
+    """One terminal: hundreds of them would be too many for a row of the parser."""
+    return {"lark_grammar": "start: ONE\nONE: " + " | ".join(map(literal, options))}
 
 
 def ebnf_part(text: str) -> Part:
     """Lark, with a rule `start`, or the EBNF of llama.cpp and xgrammar, with a rule `root`."""
-    if "::=" not in text:
+    if "::=" not in text or _LARK.search(text):
         return {"lark_grammar": text}
-    names = _RULE.findall(text)
-    if len(names) > MAX_RULES:
-        raise GrammarTextError(f"the grammar has {len(names)} rules, the limit is {MAX_RULES}")
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise GrammarTextError(f"the rule '{min(twice)}' is defined twice")
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    text = _ESCAPE.sub(_character, text)
     try:
-        return {"lark_grammar": gbnf_to_lark(text)}
-    except RecursionError:
-        raise GrammarTextError("the grammar is nested too deeply") from None
-    except Exception as error:  # the converter raises bare Exceptions
-        raise GrammarTextError(" ".join(str(error).split())[:300]) from None
-
-
-def _character(escape: re.Match[str]) -> str:
-    digits = escape[1] or escape[2]
-    if digits is None:
-        return escape[0]
-    code = int(digits, 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise GrammarTextError(f"{escape[0]} is no character")
-    return f"\\x{code:02x}" if code < 0x100 else chr(code)
+        rules = read_ebnf(text)
+        if len(rules) > MAX_RULES:
+            raise EbnfError(f"the grammar has {len(rules)} rules, the limit is {MAX_RULES}")
+        return {"lark_grammar": ebnf_to_lark(rules)}
+    except EbnfError as error:
+        raise GrammarTextError(str(error)) from None
 
 
 def thoughts_frame(
