@@ -97,7 +97,8 @@ class Supervisor:
                 await asyncio.to_thread(process.wait, _EXIT_SECONDS)
         finally:
             process.kill()
-            exit_code = process.wait()
+            # Giving back a GPU's memory takes its time, and the server has others to answer.
+            exit_code = await asyncio.to_thread(process.wait)
             self._process = None
         return failure, exit_code
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -58,6 +59,34 @@ async def supervised(how: str) -> AsyncIterator[tuple[CoreClient, Supervisor, as
 
 def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_core_that_takes_its_time_to_be_gone_holds_up_nobody() -> None:
+    """The event loop answers others while a killed process is on its way out."""
+    is_going, may_be_gone = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    class Lingering(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                is_going.set()
+                in_time.append(may_be_gone.wait(60.0))
+            return super().wait(timeout)
+
+    def linger(descriptor: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "pass"]  # ends at once: its connection closes
+        return Lingering(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL)
+
+    async def test() -> None:
+        client = CoreClient()
+        task = asyncio.create_task(Supervisor(client, START, linger).run())
+        await until(is_going.is_set)
+        may_be_gone.set()
+        with pytest.raises(CoreGaveUp):
+            await task
+        assert in_time == [True]
+
+    run(test)
 
 
 def test_a_killed_core_ends_streams_and_comes_back(tmp_path: Path) -> None:
