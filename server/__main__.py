@@ -12,11 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from server.plain_number import plain_number
+from server.release import version
 
 _SERVE_EPILOG = """\
 MODEL is a Hugging Face directory, a .gguf file, or a hub name where there is a network; without
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     from server.config import add_arguments
 
     parser = _Parser(prog="paceline", description="An LLM server that keeps a pace it can promise.")
-    parser.add_argument("--version", action="version", version=f"paceline {version('paceline')}")
+    parser.add_argument("--version", action="version", version=f"paceline {version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve",
@@ -179,8 +179,9 @@ def _serve(parsed: argparse.Namespace) -> int:
         return _fail(str(error))
     from server.early_core import EarlyCore, spawn_core
 
+    log = (settings.server.log_level, settings.server.log_format)
     plan = json.dumps({"config": asdict(settings.engine), "limits": asdict(settings.limits)})
-    with EarlyCore(lambda descriptor: spawn_core(descriptor, plan)) as core:
+    with EarlyCore(lambda descriptor: spawn_core(descriptor, plan, log=log)) as core:
         from server.serve import serve
 
         return serve(settings, core)

@@ -1,12 +1,12 @@
 """What `paceline serve` shows a person: progress while a model loads, then one screen of facts.
 
-Owns words and layout only. Progress goes to stderr, as a bar on a terminal and as plain lines
+Owns words and layout only. Progress goes to stderr, as a bar on a terminal and into the log
 elsewhere; the banner goes to stdout.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Callable
 from types import TracebackType
 
@@ -15,7 +15,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from server.config import ServerConfig
+from server.keys import parse_entry
 from server.wire import CoreInfo, Loading
+
+log = logging.getLogger("paceline")
 
 
 class ServerConsole(Console):
@@ -26,7 +29,7 @@ class ServerConsole(Console):
 
 
 class LoadProgress:
-    """Shows Loading messages until it is closed; a plain line a stage and quarter elsewhere."""
+    """Shows Loading messages until it is closed; elsewhere the log has a stage and quarter each."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -34,8 +37,12 @@ class LoadProgress:
         self._task: TaskID | None = None
         self._last = ("", -1)
 
+    @property
+    def on_terminal(self) -> bool:
+        return self._console.is_terminal
+
     def __enter__(self) -> Callable[[Loading], None]:
-        if self._console.is_terminal:
+        if self.on_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -75,8 +82,7 @@ class LoadProgress:
         if (loading.stage, quarter) != self._last:
             self._last = (loading.stage, quarter)
             done = f" {25 * quarter} %" if loading.total else ""
-            with contextlib.suppress(OSError):  # of a log on a full disk
-                self._console.print(f"{loading.stage}{done}", markup=False, highlight=False)
+            log.info("%s%s", loading.stage, done)
 
 
 def banner_console() -> Console:
@@ -117,9 +123,10 @@ def _facts(info: CoreInfo, config: ServerConfig) -> list[tuple[str, str]]:
     limits = [f"{info.max_model_len} tokens in all"]
     if info.max_model_len < info.context_length:
         limits[0] += f" (the model's context is {info.context_length})"
-    if config.max_input_tokens is not None:
+    # What is not below the whole is no limit.
+    if config.max_input_tokens is not None and config.max_input_tokens < info.max_model_len:
         limits.append(f"{config.max_input_tokens} in")
-    if config.max_output_tokens is not None:
+    if config.max_output_tokens is not None and config.max_output_tokens < info.max_model_len:
         limits.append(f"{config.max_output_tokens} out")
     facts = [
         ("weights", f"{info.dtype} on {info.device}, {info.kernels} kernels"),
@@ -133,9 +140,16 @@ def _facts(info: CoreInfo, config: ServerConfig) -> list[tuple[str, str]]:
             f"{info.limits.max_step_tokens} tokens a step{_pace(info.limits.max_step_seconds)}",
         ),
     ]
-    if not config.api_keys:
-        facts.append(("keys", "none: anyone who reaches the port may ask"))
+    facts.append(("keys", _keys(config)))
     return facts
+
+
+def _keys(config: ServerConfig) -> str:
+    if not config.api_keys:
+        return "none: anyone who reaches the port may ask"
+    entries = [parse_entry(key) for key in config.api_keys]
+    admins, names = sum(e.is_admin for e in entries), len({e.tenant for e in entries})
+    return f"{len(entries)} of {names} tenant{'s' if names > 1 else ''}, {admins} of operators"
 
 
 def _pace(seconds: float | None) -> str:

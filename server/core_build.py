@@ -104,7 +104,6 @@ class Packed:
 def pack_early(plan: Plan) -> Packed | None:
     """For a Start that is still on its way; None for whatever build_core has to do or to say."""
     from engine.default_model import resolve_model
-    from engine.kernels.cpu.library import KernelError
     from engine.loading import open_model
     from engine.native_runner import native_engine
 
@@ -122,7 +121,7 @@ def pack_early(plan: Plan) -> Packed | None:
         packed = _pack(config, plan.limits, files)
         # Any engine's first steps touch the memory of all; its blocks are nobody's afterwards.
         native_engine(packed.runner, capacity=packed.capacity).warm_up(max_step_tokens=_CPU_WARM_UP)
-    except (ModelFileError, KernelError, MemoryError):
+    except Exception:  # build_core meets the same, and it is reported
         return None
     return replace(packed, seconds=time.monotonic() - begin)
 

@@ -33,6 +33,7 @@ from server.core_build import Core, Report, build_core, import_libraries, pack_e
 from server.core_channel import ConnectionClosed, CoreInbox, EventOutbox
 from server.grammar_inbox import GrammarInbox
 from server.heap import give_back
+from server.logs import configure_logging
 from server.step_profile import StepProfile
 from server.wire import CoreInfo, Failed, FailureKind, Loading, Plan, Ready, Start
 
@@ -163,21 +164,19 @@ def start_core_thread(
 
 
 def main(argv: Sequence[str], build: Build | None = None) -> int:
-    """The child: FD PARENT_PID [PLAN]. `build` replaces the real engine in tests."""
+    """The child: FD PARENT_PID LEVEL,FORM [PLAN]. `build` replaces the real engine in tests."""
     descriptor, parent_pid = (int(argument) for argument in argv[:2])
     _die_with(parent_pid)
     os.set_inheritable(descriptor, False)
     for number in (signal.SIGINT, signal.SIGTERM):
         # Ctrl-C and a stopped unit reach the whole group; the parent decides when we end.
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(
-        level=logging.INFO, format="%(levelname)s core: %(message)s", stream=sys.stderr
-    )
+    configure_logging(*argv[2].split(","))
     if build is None:
         import_libraries()
         packed = None
         with contextlib.suppress(msgspec.DecodeError):  # a name that is no text
-            packed = pack_early(msgspec.json.decode(argv[2], type=Plan)) if argv[2:] else None
+            packed = pack_early(msgspec.json.decode(argv[3], type=Plan)) if argv[3:] else None
 
     def build_once(start: Start, report: Report) -> Core:
         core = build(start, report) if build else build_core(start, report, packed)

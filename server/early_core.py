@@ -22,13 +22,16 @@ _CORE = "from server.core_process import main; sys.exit(main(sys.argv[1:]))"
 Spawn = Callable[[int], subprocess.Popen[bytes]]
 
 
-def spawn_core(descriptor: int, plan: str = "") -> subprocess.Popen[bytes]:
+def spawn_core(
+    descriptor: int, plan: str = "", *, log: tuple[str, str] = ("info", "auto")
+) -> subprocess.Popen[bytes]:
     """The child, holding `descriptor`. Its stdout is our stderr: stdout is for people's eyes.
 
-    `plan`, a server.wire.Plan in JSON, lets it begin before it is told to start. Call it from the
-    thread that lives as long as the server: Linux ends the child with the thread that started it.
+    `log` is the level and the form of its lines. `plan`, a server.wire.Plan in JSON, lets it begin
+    before it is told to start. Call it from the thread that lives as long as the server: Linux ends
+    the child with the thread that started it.
     """
-    arguments = [str(descriptor), str(os.getpid()), *([plan] if plan else [])]
+    arguments = [str(descriptor), str(os.getpid()), ",".join(log), *([plan] if plan else [])]
     return subprocess.Popen(
         command(_CORE, *arguments), pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=2
     )

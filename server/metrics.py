@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from scheduler.types import KVCapacity, StepStats
 from server.errors import ApiError
+from server.release import version
 from server.tallies import Count, Distribution, TenantTokens
 from server.timings import TTFT_PARTS, Timings
 
@@ -70,9 +71,17 @@ class CoreCollector(Collector):
     def __init__(self, read: Callable[[], CoreFacts], last: Callable[[], StepStats]) -> None:
         self._read = read
         self._last = last
+        self._version = version()
 
     def collect(self) -> Iterable[Metric]:
         facts, stats = self._read(), self._last()
+        build = GaugeMetricFamily(
+            "paceline_build_info",
+            "The version of the server is its label; always 1.",
+            labels=("version",),
+        )
+        build.add_metric((self._version,), 1)
+        yield build
         yield GaugeMetricFamily(
             "paceline_engine_ready", "1 while the engine takes requests, else 0.", int(facts.ready)
         )

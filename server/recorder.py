@@ -103,7 +103,7 @@ class Recorder:
 
     def find(self, name: str, sees: str | None = None) -> RequestTimeline | None:
         """By our id, with or without its prefix, or the newest with this x-request-id."""
-        answer_id = name.rpartition("-")[2]
+        answer_id = name.replace("_", "-").rpartition("-")[2]  # of resp_..., msg_... too
         for timeline in (*reversed(self.running(sees)), *self.ended(sees)):
             if timeline.answer_id == answer_id or timeline.id == name:
                 return timeline

@@ -15,6 +15,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -32,6 +33,7 @@ from server.heap import give_back
 from server.http_limits import limited
 from server.logs import configure_logging
 from server.process_watch import raise_descriptor_limit
+from server.release import version
 from server.supervisor import CoreGaveUp, Supervisor
 from server.tokenizer import Tokenizer, load_tokenizer
 from server.wire import CoreInfo, Start
@@ -94,8 +96,11 @@ def _serve(settings: Settings, early: EarlyCore | None) -> int:
     name = settings.engine.served_model_name or model_name(settings.engine.model, path)
     engine = replace(settings.engine, model=str(path), served_model_name=name)
     with bind(settings.server.host, settings.server.port) as listener:
-        configure_logging(settings.server.log_level, settings.server.log_format)
-        return live(replace(settings, engine=engine), listener, load_tokenizer(path), early=early)
+        style = (settings.server.log_level, settings.server.log_format)
+        configure_logging(*style)
+        spawn = partial(spawn_core, log=style)
+        tokenizer = load_tokenizer(path)
+        return live(replace(settings, engine=engine), listener, tokenizer, spawn, early)
 
 
 def live(
@@ -145,6 +150,21 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _facts(info: CoreInfo, url: str) -> dict[str, object]:
+    """Of the banner, for the log."""
+    return {
+        "version": version(),
+        "model": info.model_name,
+        "url": url,
+        "weights": info.dtype,
+        "device": info.device,
+        "kernels": info.kernels,
+        "kv_tokens": info.capacity.num_blocks * info.capacity.block_size,
+        "max_model_len": info.max_model_len,
+        "load_seconds": round(info.load_seconds, 3),
+    }
+
+
 class ServerLife:
     """One run of the server around one event loop."""
 
@@ -184,17 +204,23 @@ class ServerLife:
             with progress as show:
                 self._client.on_loading = show
                 self._client.on_ready = lambda info: self._on_ready(progress, info)
-                return await self._serve_until_the_end(core)
+                await self._serve_until_the_end(core)
         finally:
             await self._supervisor.stop()
             # Its error was raised above.
             await asyncio.gather(core, return_exceptions=True)
+        log.info("stopped")
+        return 0
 
     def _on_signal(self) -> None:
         if self._stop_wanted.is_set():
             self._force_wanted.set()
         else:
-            log.info("stopping: running streams have %g s", self._config.drain_seconds)
+            log.info(
+                "stopping: %d unfinished sequences have %g s",
+                self._client.num_unfinished,
+                self._config.drain_seconds,
+            )
             self._client.drain()
             self._stop_wanted.set()
 
@@ -206,12 +232,25 @@ class ServerLife:
         with contextlib.suppress(OSError):  # a full disk must not end what could serve
             progress.close()
             print_banner(banner_console(), info, self._config, url)
+        if not progress.on_terminal:
+            log.info("ready", extra={"fields": _facts(info, url)})
+        self._tell_idle_limits(info)
         # The next core, if this one dies, is a matter for the log.
         self._client.on_loading = lambda _loading: None
         self._client.on_ready = lambda _info: log.warning("the engine is ready again")
 
-    async def _serve_until_the_end(self, core: asyncio.Task[None]) -> int:
+    def _tell_idle_limits(self, info: CoreInfo) -> None:
+        for flag, limit in (
+            ("--max-input-tokens", self._config.max_input_tokens),
+            ("--max-output-tokens", self._config.max_output_tokens),
+        ):
+            if limit is not None and limit >= info.max_model_len:
+                words = "%s %d limits nothing: a request has %d tokens in all"
+                log.warning(words, flag, limit, info.max_model_len)
+
+    async def _serve_until_the_end(self, core: asyncio.Task[None]) -> None:
         http = self._http_server()
+        log.info("Paceline %s starts on port %d", version(), self._listener.getsockname()[1])
         serving = asyncio.create_task(http.serve([self._listener]))
         stopping = asyncio.create_task(self._stop_wanted.wait())
         try:
@@ -226,7 +265,6 @@ class ServerLife:
             if self._force_wanted.is_set():
                 http.patience_seconds = 0
             await serving
-        return 0
 
     async def _drain(self, core: asyncio.Task[None]) -> None:
         """Running streams finish, within the limit; then they end with an error event."""
@@ -237,6 +275,9 @@ class ServerLife:
             timeout=self._config.drain_seconds,
             return_when=asyncio.FIRST_COMPLETED,
         )
+        if left := self._client.num_unfinished:
+            why = "told again to stop" if force.done() else "their time is over"
+            log.warning("%d unfinished sequences end with an error: %s", left, why)
         self._client.end_all("the server is shutting down")
         await asyncio.wait({idle, force}, timeout=_FLUSH_SECONDS, return_when="FIRST_COMPLETED")
         idle.cancel()

@@ -6,7 +6,6 @@ Reads the state of the core and changes nothing.
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,15 +18,9 @@ from server.anthropic.errors import speaks_anthropic
 from server.core_client import CoreState
 from server.errors import retry_headers
 from server.inference import Services, check_model
+from server.release import version
 
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-def version() -> str:
-    try:
-        return importlib.metadata.version("paceline")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 class StatusRoutes:

@@ -107,6 +107,8 @@ class Supervisor:
         if self._client.info is None:
             model = failure is not None and failure.kind is FailureKind.MODEL
             self._client.give_up()
+            if failure is None:
+                reason = f"the engine ended before it was ready: {reason}"
             raise CoreGaveUp(reason, 2 if model else 1)
         now = time.monotonic()
         self._deaths.append(now)
@@ -116,7 +118,8 @@ class Supervisor:
             self._client.give_up()
             raise CoreGaveUp(f"the engine died {MAX_DEATHS} times in a minute: {reason}", 1)
         pause = _pause_seconds(len(self._deaths))
-        log.error("the engine ended (%s); it starts again in %.1f s", reason, pause)
+        when = f"in {pause:.1f} s" if pause else "at once"
+        log.error("the engine ended (%s); it starts again %s", reason, when)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop_wanted.wait(), pause)
 

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from server.answers import Json
 from server.core_client import CoreClient
 from server.openapi.document import document
-from server.status import version
+from server.release import version
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;

@@ -114,7 +114,9 @@ def spawn(step_seconds: str) -> Callable[[int], subprocess.Popen[bytes]]:
     def start(descriptor: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tests.overhead.server", "core", step_seconds]
         return subprocess.Popen(
-            [*command, str(descriptor), str(os.getpid())], pass_fds=(descriptor,), stdout=2
+            [*command, str(descriptor), str(os.getpid()), "info,auto"],
+            pass_fds=(descriptor,),
+            stdout=2,
         )
 
     return start

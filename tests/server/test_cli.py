@@ -199,15 +199,21 @@ def test_the_banner_has_all_a_person_needs_to_begin() -> None:
     print_banner(Console(file=out, width=200), info_for(ScriptedEngine()), config, "http://h:1")
     assert "secret" not in out.getvalue()
     assert "Authorization" in out.getvalue()
+    config = ServerConfig(api_keys=("a:1", "a:2", "ops+admin:3"), max_input_tokens=10**6)
+    print_banner(Console(file=out, width=200), info_for(ScriptedEngine()), config, "http://h:1")
+    assert "3 of 2 tenants, 1 of operators" in out.getvalue()
+    assert "1000000" not in out.getvalue()  # more than the whole is no limit
 
 
-def test_progress_without_a_terminal_is_a_few_plain_lines() -> None:
-    out = io.StringIO()
-    with LoadProgress(Console(file=out, width=80)) as show:
+def test_progress_without_a_terminal_is_a_few_lines_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    with LoadProgress(Console(file=io.StringIO(), width=80)) as show:
         for done in range(101):
             show(Loading("loading weights", done, 100))
         show(Loading("warming up"))
-    assert out.getvalue().splitlines() == [
+    assert caplog.messages == [
         *(f"loading weights {percent} %" for percent in (0, 25, 50, 75, 100)),
         "warming up",
     ]
@@ -232,9 +238,6 @@ class _NobodyReads(io.StringIO):
 
 def test_a_reader_of_the_log_who_leaves_ends_no_server() -> None:
     """`paceline serve 2>&1 | head -1`: rich answers a broken pipe with the end of the process."""
-    with LoadProgress(ServerConsole(file=_NobodyReads())) as show:
-        show(Loading("loading weights", 50, 100))
-        show(Loading("warming up"))
     console = ServerConsole(file=_NobodyReads())
     print_banner(console, info_for(ScriptedEngine()), ServerConfig(), "http://h:1")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from server.release import version
 from tests.support.scripted_server import running_server
 
 BODY: dict[str, Any] = {"prompt": "go", "stream": True, "ignore_eos": True, "temperature": 0}
@@ -81,6 +83,33 @@ def test_a_stop_lets_running_streams_finish_and_refuses_new_ones() -> None:
             assert "error" not in reader.text
         assert process.wait(30) == 0
         assert is_gone(core)
+
+
+def test_the_log_tells_a_life_in_json_from_the_version_to_the_end() -> None:
+    """The engine's lines too: what reads the log need know one form."""
+    flags = ("--log-format", "json", "--max-input-tokens", "999999", "--drain-seconds", "0.2")
+    with running_server("ready", *flags) as (process, client):
+        assert f'version="{version()}"' in client.get("/metrics").text
+        reader = start(client, 1500)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        reader.join(30)
+    lines = [json.loads(line) for line in err.splitlines()]
+    told = [line["message"] for line in lines if line["logger"] == "paceline"]
+    for number, words in enumerate(
+        (
+            f"Paceline {version()} starts on port",
+            "loading weights 50 %",
+            "ready",
+            "--max-input-tokens 999999 limits nothing",
+            "stopping: 1 unfinished",
+            "1 unfinished sequences end with an error: their time is over",
+            "stopped",
+        )
+    ):
+        assert words in told[number]
+    ready = next(line for line in lines if line["message"] == "ready")
+    assert (ready["version"], ready["model"]) == (version(), "scripted")
 
 
 def test_streams_beyond_the_drain_limit_end_with_an_error_event() -> None:

@@ -109,7 +109,8 @@ def test_finished_requests_are_bounded_and_zero_records_nothing() -> None:
     assert [timeline.id for timeline in recorder.finished] == ["r7", "r8", "r9"]
     assert not recorder.live
     assert recorder.find("r9") is recorder.finished[-1]
-    assert recorder.find("chatcmpl-answerr8") is recorder.finished[-2]
+    for name in ("answerr8", "chatcmpl-answerr8", "msg_answerr8", "resp_answerr8"):
+        assert recorder.find(name) is recorder.finished[-2]
     assert recorder.find("r0") is None
     off = Recorder(0, lambda: 9.0)
     timeline = recorded(off)

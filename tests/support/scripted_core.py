@@ -31,7 +31,7 @@ def spawn(how: str) -> Callable[[int], subprocess.Popen[bytes]]:
     def start(descriptor: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tests.support.scripted_core"]
         return subprocess.Popen(
-            [*command, how, str(descriptor), str(os.getpid())],
+            [*command, how, str(descriptor), str(os.getpid()), "info,text"],
             pass_fds=(descriptor,),
             stdin=subprocess.DEVNULL,
             stdout=2,

@@ -52,7 +52,7 @@ def running_server(
 
 def main(how: str, flags: list[str]) -> int:
     settings = parse_settings(flags, {})
-    configure_logging(settings.server.log_level)
+    configure_logging(settings.server.log_level, settings.server.log_format)
     with bind("127.0.0.1", settings.server.port) as listener:
         print(listener.getsockname()[1], flush=True)
         try:
