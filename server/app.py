@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -134,12 +134,14 @@ def create_app(
         template = tokenizer.chat_template
         # Its child takes a moment to start; neither the port nor the first chat need wait for it.
         warming = asyncio.create_task(asyncio.to_thread(start_template, template))
+        greeting = asyncio.create_task(shared.greet())
         try:
             async with batches.running() if batches else contextlib.nullcontext():
                 yield
         finally:
             probe.cancel()
             await warming
+            await greeting
             if template is not None:
                 template.close()
             await responses.close()
@@ -185,12 +187,14 @@ class _Shared:
 
     answers: AnswerCache
     responses: ResponseStore
+    greet: Callable[[], Coroutine[Any, Any, None]]
     close: Callable[[], Awaitable[None]]
 
 
 def _shared(config: ServerConfig, metrics: Metrics) -> _Shared:
     if not config.redis_url:
-        return _Shared(MemoryAnswers(time.monotonic), MemoryResponses(time.monotonic), _nothing)
+        own = MemoryAnswers(time.monotonic), MemoryResponses(time.monotonic)
+        return _Shared(*own, _nothing, _nothing)
     from server.redis_answers import RedisAnswers
     from server.redis_link import RedisLink
     from server.responses.redis_store import RedisResponses
@@ -201,11 +205,11 @@ def _shared(config: ServerConfig, metrics: Metrics) -> _Shared:
         )
     except ValueError:  # it may hold a password, so it is not shown
         raise ConfigError("--redis-url: it is not the address of a Redis") from None
-    return _Shared(RedisAnswers(link), RedisResponses(link), link.close)
+    return _Shared(RedisAnswers(link), RedisResponses(link), link.greet, link.close)
 
 
 async def _nothing() -> None:
-    """There is no connection to close."""
+    """There is no connection to open or to close."""
 
 
 def _core_facts(core: CoreClient) -> CoreFacts:

@@ -104,6 +104,14 @@ class RedisLink:
         """Raises RedisGone if a call for this name would fail now."""
         await self._call(name, lambda: self._redis.ping())
 
+    async def greet(self) -> None:
+        """At the start: whoever mistyped the address reads of it now, not at the first request."""
+        try:
+            async with asyncio.timeout(2 * PATIENCE_SECONDS):
+                await self._redis.ping()
+        except (RedisError, OSError, TimeoutError) as error:
+            self._say(f"{type(error).__name__}: {error}")
+
     async def close(self) -> None:
         await self._redis.aclose()
 
@@ -140,9 +148,12 @@ class RedisLink:
         return value
 
     def _fail(self, use: str, reason: str) -> None:
-        """One line an outage."""
         self._quiet_until = self._now() + PAUSE_SECONDS
         self._count_failure(use)
+        self._say(reason)
+
+    def _say(self, reason: str) -> None:
+        """One line an outage."""
         if not self._is_down:
             self._is_down = True
             log.warning("redis fails, so nothing is shared until it is back: %s", reason[:200])

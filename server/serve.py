@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import re
 import signal
 import socket
@@ -90,6 +91,7 @@ def serve(settings: Settings, early: EarlyCore | None = None) -> int:
 
 def _serve(settings: Settings, early: EarlyCore | None) -> int:
     raise_descriptor_limit()
+    check_threads(settings.engine.threads)
     path = resolve_model(settings.engine.model or None)
     if not str(path).isprintable() and _is_no_text(str(path)):
         raise ModelFileError(f"{path!a}: not a name in the encoding of this locale (LC_ALL)")
@@ -117,6 +119,14 @@ def live(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
+
+
+def check_threads(wanted: int | None) -> None:
+    """More would only wait for each other. Raises ConfigError."""
+    own = hasattr(os, "sched_getaffinity")
+    cpus = len(os.sched_getaffinity(0)) if own else os.cpu_count() or 1
+    if wanted is not None and wanted > cpus:
+        raise ConfigError(f"--threads {wanted}: this process may use {cpus} CPUs")
 
 
 def _is_no_text(path: str) -> bool:

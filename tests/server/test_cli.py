@@ -18,9 +18,9 @@ from server import chat_cli
 from server.__main__ import main
 from server.banner import LoadProgress, ServerConsole, print_banner, url_of
 from server.chat_cli import Answer, ChatError, chat, find_model, stream_answer
-from server.config import ServerConfig
+from server.config import ConfigError, ServerConfig
 from server.options import OPTIONS
-from server.serve import PortError, bind, model_name
+from server.serve import PortError, bind, check_threads, model_name
 from server.wire import Loading
 from tests.support.scripted_engine import ScriptedEngine, info_for
 from tests.support.scripted_server import ROOT, running_server
@@ -113,6 +113,14 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     out, err = capsys.readouterr()
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
+
+
+def test_more_threads_than_cpus_are_refused() -> None:
+    """They would spin for each other, and a model load that takes a second takes minutes."""
+    check_threads(None)
+    check_threads(1)
+    with pytest.raises(ConfigError, match="--threads 1000: this process may use"):
+        check_threads(1000)
 
 
 def test_a_data_folder_that_can_not_be_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -328,6 +328,18 @@ def test_an_address_of_something_else_is_refused(url: str) -> None:
 
 
 @in_loop
+async def test_a_redis_that_is_not_there_is_told_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    link = RedisLink("redis://127.0.0.1:9/0", asyncio.get_running_loop().time, [].append)
+    await link.greet()
+    await link.greet()
+    await link.close()
+    assert [record.name for record in caplog.records] == ["paceline.redis"]
+    assert "connecting to 127.0.0.1:9" in caplog.text
+
+
+@in_loop
 async def test_an_address_that_cannot_be_read_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="--redis-url") as caught:
         async with house(config=ServerConfig(redis_url="redis://:secret@host:port/0")):
