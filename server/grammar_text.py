@@ -15,6 +15,7 @@ from typing import Any
 from server.ebnf import EbnfError, read_ebnf
 from server.ebnf_lark import ebnf_to_lark
 from server.reasoning import CLOSING, OPENING, Thinking
+from server.schema_patterns import of_characters
 
 # Between the tokens of JSON: nothing, a space, or a line break with an indent. A model that is in
 # doubt must not be able to go on with white space for ever.
@@ -69,7 +70,7 @@ def regex_part(pattern: str) -> Part:
     r"""The whole answer matches; \d and \w are ASCII, as in JSON Schema."""
     from llguidance import regex_to_lark
 
-    return {"lark_grammar": f"start: /{regex_to_lark(pattern, 'dw')}/"}
+    return {"lark_grammar": f"start: /{regex_to_lark(of_characters(pattern), 'dw')}/"}
 
 
 def choice_part(options: list[str]) -> Part:
