@@ -17,6 +17,7 @@ def draw_levels(path: Path, levels: Sequence[dict[str, Any]], title: str) -> Non
     """One panel for throughput, one for each latency, one line colour for each load."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     figure = Figure(figsize=(14, 7.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -40,9 +41,14 @@ def draw_levels(path: Path, levels: Sequence[dict[str, Any]], title: str) -> Non
             panel.set(title=f"{heading}, ms", xticks=places, xticklabels=ticks)
             if any((level[name] or {}).get("p99") for level in levels):
                 panel.set_yscale("log")
+                # 20 and 50, not 2 x 10^1.
+                panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                panel.yaxis.set_major_formatter("{x:g}")
+                panel.yaxis.set_minor_locator(NullLocator())
     for panel in (throughput, *panels):
         panel.grid(visible=True, alpha=0.3)
         panel.legend(fontsize="small")
-    throughput.set_ylim(bottom=0)
+    fastest = max((level["output_tokens_per_second"] for level in levels), default=0.0)
+    throughput.set_ylim(0, 1.1 * fastest or 1.0)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

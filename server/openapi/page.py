@@ -24,6 +24,7 @@ body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding
 color:#1c2024;background:#fff}
 table{border-collapse:collapse;width:100%}td,th{border-top:1px solid #d9dde1;padding:.3rem .6rem;
 text-align:left;vertical-align:top}code{font-size:.9em;overflow-wrap:anywhere}
+td:first-child{white-space:nowrap}div{overflow-x:auto}
 h2{margin-top:2.5rem}h2 small{font-weight:normal;color:#60656c}
 @media(prefers-color-scheme:dark){body{color:#e6e8ea;background:#16181a}
 td,th{border-color:#3a3f44}h2 small{color:#a0a6ad}}
@@ -82,8 +83,8 @@ def _section(path: str, method: str, operation: Json, parts: Json) -> str:
         f"<td>{_code(field['examples'][0]) if 'examples' in field else ''}"
         for name, field in schema["properties"].items()
     ]
-    head = "<table><tr><th>field<th>type and range<th>default<th>example"
-    return title + head + "".join(rows) + "</table>"
+    head = "<div><table><tr><th>field<th>type and range<th>default<th>example"
+    return title + head + "".join(rows) + "</table></div>"
 
 
 def _code(value: Any) -> str:
@@ -91,7 +92,7 @@ def _code(value: Any) -> str:
 
 
 def _range(field: Json, parts: Json) -> str:
-    """`integer, 0 to 20` and the like, for one field or an option of it."""
+    """`integer from 0 to 20` and the like, for one field or an option of it."""
     options = [
         option
         for option in field.get("anyOf") or field.get("oneOf") or ()
@@ -109,23 +110,36 @@ def _range(field: Json, parts: Json) -> str:
         return " or ".join(_code(value) for value in values)
     words = [str(field.get("type", "anything"))]
     if field.get("items"):
-        words[0] += f" of {_range(field['items'], parts)}"
+        words[0] += f" of {_apart(_range(field['items'], parts))}"
     if isinstance(field.get("additionalProperties"), dict):
-        words[0] += f" of {_range(field['additionalProperties'], parts)}"
+        words[0] += f" of {_apart(_range(field['additionalProperties'], parts))}"
+    words[0] += "".join(
+        f" {word} {field[name]}" for name, word in _NUMBERS.items() if name in field
+    )
     return ", ".join([*words, *_bounds(field)])
 
 
-_BOUNDS = {
-    "minimum": "from {}",
-    "maximum": "to {}",
-    "exclusiveMaximum": "below {}",
-    "minLength": "at least {} characters",
-    "maxLength": "at most {} characters",
-    "minItems": "at least {}",
-    "maxItems": "at most {}",
-    "maxProperties": "at most {} entries",
-}
-
-
 def _bounds(field: Json) -> list[str]:
-    return [text.format(field[name]) for name, text in _BOUNDS.items() if name in field]
+    sizes = (
+        ("minLength", "maxLength", "characters"),
+        ("minItems", "maxItems", "items"),
+        ("minProperties", "maxProperties", "entries"),
+    )
+    found = (_size(field.get(low), field.get(high), what) for low, high, what in sizes)
+    return [words for words in found if words]
+
+
+def _size(low: int | None, high: int | None, what: str) -> str:
+    if low == high:
+        return "" if low is None else f"exactly {low} {what}"
+    if high is None:
+        return f"at least {low} {what}"
+    return f"{low} to {high} {what}" if low else f"at most {high} {what}"
+
+
+_NUMBERS = {"minimum": "from", "maximum": "to", "exclusiveMaximum": "below"}
+
+
+def _apart(words: str) -> str:
+    """Of a part, so that its own commas are not the whole's."""
+    return f"({words})" if "," in words else words
