@@ -61,7 +61,7 @@ class Rows:
         for sequence in self._batch.running:
             if sequence.is_prefilling and draft.left:
                 self._plan_prefill(sequence, draft)
-        if not blocks_ran_out:
+        if draft.left and self._batch.has_free_slot and not blocks_ran_out:
             self._admit(draft)
         self._use_up(draft)
 
