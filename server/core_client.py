@@ -16,10 +16,10 @@ from enum import StrEnum
 
 from scheduler.policy import max_total_tokens, never_fits
 from scheduler.types import Finished, FinishReason, KVMap, Request, StepStats, Tokens
+from server.core_connection import CoreConnection
 from server.door import Door, Rates
 from server.event_backlog import Answer
 from server.wire import (
-    LENGTH_BYTES,
     Commands,
     CoreInfo,
     Failed,
@@ -30,14 +30,11 @@ from server.wire import (
     Start,
     Step,
     WireError,
-    body_length,
     decode_from_core,
-    encode,
 )
 
 # Prompt tokens in one message to the core; more go into the next one.
 _MESSAGE_TOKENS = 1 << 20
-_READ_LIMIT = 1 << 20
 
 
 class CoreState(StrEnum):
@@ -80,6 +77,7 @@ class CoreStream:
 
     def __init__(self, request_ids: Iterable[str]) -> None:
         self.unfinished = set(request_ids)
+        self.cut_off: set[str] = set()  # whose end is not the core's word
         self.direct: Callable[[Tokens], bool] | None = None
         self._answers: dict[str, Answer] = {}
         self._finished: dict[str, Finished] = {}
@@ -159,7 +157,8 @@ class CoreClient:
         self.on_loading: Callable[[Loading], None] = lambda _loading: None
         self.on_ready: Callable[[CoreInfo], None] = lambda _info: None
         self._clock = clock
-        self._writer: asyncio.StreamWriter | None = None
+        self._connection: CoreConnection | None = None
+        self._failure: Failed | None = None  # what the core of this connection said at last
         self._open: set[CoreStream] = set()  # contexts that have not been left
         self._streams: dict[str, CoreStream] = {}  # by id, of requests that somebody waits for
         self._unfinished: set[str] = set()  # by id, of requests that the core still owes an end
@@ -262,8 +261,8 @@ class CoreClient:
 
     def inspect(self) -> None:
         """Asks for one KVMap; nothing comes where no core is ready."""
-        if self._writer is not None and self.info is not None:
-            self._writer.write(encode(Commands(inspect=True)))
+        if self._connection is not None and self.info is not None:
+            self._connection.send(Commands(inspect=True))
 
     def _flush_soon(self) -> None:
         # All commands of one turn of the event loop leave in one message.
@@ -275,7 +274,7 @@ class CoreClient:
         self._flush_due = False
         submits, self._submits = self._submits, []
         aborts, self._aborts = self._aborts, []
-        if self._writer is None:
+        if self._connection is None:
             return  # the connection ended meanwhile, and with it every request
         batch: list[Group] = []
         size = 0
@@ -283,10 +282,10 @@ class CoreClient:
             batch.append(group)
             size += len(group.prompt)
             if size > _MESSAGE_TOKENS:
-                self._writer.write(encode(Commands(tuple(batch))))
+                self._connection.send(Commands(tuple(batch)))
                 batch, size = [], 0
         if batch or aborts:
-            self._writer.write(encode(Commands(tuple(batch), tuple(aborts))))
+            self._connection.send(Commands(tuple(batch), tuple(aborts)))
 
     # --- the end of the server --------------------------------------------------------------------
 
@@ -305,8 +304,8 @@ class CoreClient:
 
     def send_drain(self) -> None:
         """Lets the core end by itself once it owes nothing."""
-        if self._writer is not None:
-            self._writer.write(encode(Commands(drain=True)))
+        if self._connection is not None:
+            self._connection.send(Commands(drain=True))
 
     def give_up(self) -> None:
         """No core will come any more."""
@@ -319,22 +318,22 @@ class CoreClient:
 
         However it ends, every open stream ends with an error before this returns.
         """
-        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=_READ_LIMIT)
-        self._writer = writer
-        writer.write(encode(start))
-        failure: Failed | None = None
+        connection = CoreConnection(self._receive)
+        self._failure = None
         try:
-            while (body := await _read_frame(reader)) is not None:
-                failure = self._receive(body) or failure
+            await connection.open(sock)
+            self._connection = connection
+            connection.send(start)
+            await connection.wait()
         except WireError as error:
-            failure = Failed(FailureKind.ENGINE, str(error))
+            self._failure = Failed(FailureKind.ENGINE, str(error))
         finally:
-            self._writer = None
-            writer.close()
+            self._connection = None
+            connection.close()
             self._lose("the engine stopped unexpectedly")
-        return failure
+        return self._failure
 
-    def _receive(self, body: bytes) -> Failed | None:
+    def _receive(self, body: bytes) -> None:
         match decode_from_core(body):
             case Step() as step:
                 self._receive_step(step)
@@ -347,8 +346,7 @@ class CoreClient:
                     self.state = CoreState.READY
                 self.on_ready(info)
             case Failed() as failed:
-                return failed
-        return None
+                self._failure = failed
 
     def _receive_step(self, step: Step) -> None:
         self._last_sign = self._clock()
@@ -373,6 +371,7 @@ class CoreClient:
         now = self._clock()
         streams, self._streams = self._streams, {}
         for request_id, stream in streams.items():
+            stream.cut_off.add(request_id)
             stream.add_finished(
                 Finished(request_id, FinishReason.ERROR, message=message, finished_at=now)
             )
@@ -388,12 +387,3 @@ class CoreClient:
             self._door = Door(self.info.limits, self._rates)
             num_blocks = self.info.capacity.num_blocks
             self.on_stats(StepStats(0, 0, 0, num_blocks, 0, 0))
-
-
-async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next body, or None where the connection ended, be it inside a frame."""
-    try:
-        header = await reader.readexactly(LENGTH_BYTES)
-        return await reader.readexactly(body_length(header))
-    except (asyncio.IncompleteReadError, OSError):
-        return None

@@ -189,7 +189,7 @@ class Generation:
                 delta = self._add(group, choice, event)
             else:
                 unfinished.discard(event.request_id)
-                delta = self._end(choice, event)
+                delta = self._end(stream, choice, event)
             return group.first_index + position, choice, delta
 
         def settle(request_id: str, index: int, choice: Choice, delta: Delta) -> None:
@@ -233,7 +233,7 @@ class Generation:
         self._served.generated += choice.num_tokens - before
         return delta
 
-    def _end(self, choice: Choice, event: Finished) -> Delta:
+    def _end(self, stream: CoreStream, choice: Choice, event: Finished) -> Delta:
         if event.reason is FinishReason.EXPIRED:
             assert self._patience is not None
             choice.finish_reason = event.reason
@@ -247,13 +247,13 @@ class Generation:
                 raise InvalidRequest(
                     f"{event.message[:1].upper()}{event.message[1:]}.", code="constraint_failed"
                 )
-            if self._core.state is CoreState.READY:
-                log.error("request %s failed: %s", self._request_id, event.message)
-                raise GenerationFailed(f"The generation failed: {event.message}")
-            raise Unavailable(
-                f"The generation was cut off: {event.message}",
-                headers=retry_headers(RETRY_AFTER_LOSS),
-            )
+            if event.request_id in stream.cut_off:
+                raise Unavailable(
+                    f"The generation was cut off: {event.message}",
+                    headers=retry_headers(RETRY_AFTER_LOSS),
+                )
+            log.error("request %s failed: %s", self._request_id, event.message)
+            raise GenerationFailed(f"The generation failed: {event.message}")
         return choice.end(event)
 
     def _observe(self, index: int, choice: Choice, delta: Delta) -> None:

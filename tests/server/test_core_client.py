@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import pytest
 
 from scheduler.limits import SchedulerLimits
 from scheduler.types import Finished, FinishReason, StepStats, Tokens
+from server.config import EngineConfig
 from server.core_client import (
     CoreClient,
     CoreState,
@@ -20,10 +22,13 @@ from server.core_client import (
     NeverFits,
 )
 from server.door import QueueFull
+from server.wire import Failed, FailureKind, Ready, Start, Step, encode
 from tests.support.scripted_engine import (
     CAPACITY,
     LIMITS,
+    VOCAB_SIZE,
     ScriptedEngine,
+    info_for,
     request,
     running_core,
 )
@@ -205,6 +210,7 @@ def test_a_failed_step_ends_every_stream_with_an_error_and_refuses_new_ones() ->
                     _, finished = await collect(stream)
                     assert finished[name].reason is FinishReason.ERROR
                     assert "scripted" in finished[name].message
+                    assert not stream.cut_off
             await until(lambda: client.state is CoreState.FAILED)
             with pytest.raises(CoreUnavailable):
                 async with client.stream([request("c")]):
@@ -216,17 +222,41 @@ def test_a_failed_step_ends_every_stream_with_an_error_and_refuses_new_ones() ->
     run(test)
 
 
+def test_the_last_words_of_a_core_are_heard_though_a_command_met_its_end() -> None:
+    """All at once: a request on its way, an end, the reason, and nobody at the other side."""
+
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        client = CoreClient()
+        serving = asyncio.create_task(client.serve(ours, Start(EngineConfig(), LIMITS, VOCAB_SIZE)))
+        theirs.sendall(encode(Ready(info_for(ScriptedEngine()))))
+        await until(lambda: client.state is CoreState.READY)
+        async with client.stream([request("a"), replace(request("a"), id="b")]) as stream:
+            ended = Step(finished=(Finished("a", FinishReason.ERROR, "no more"),))
+            theirs.sendall(encode(ended) + encode(Failed(FailureKind.ENGINE, "no more")))
+            theirs.close()
+            await serving
+            first = await anext(stream)
+            assert first == ended.finished[0]
+            assert client.state is CoreState.FAILED
+            assert stream.cut_off == {"b"}
+        assert (await serving).message == "no more"
+
+    run(test)
+
+
 def test_a_connection_that_breaks_ends_streams() -> None:
     async def test() -> None:
         engine = ScriptedEngine()
         async with running_core(engine) as client:
             engine.running.clear()
             async with client.stream([request("a")]) as stream:
-                assert client._writer is not None
-                client._writer.transport.abort()
+                assert client._connection is not None
+                client._connection.close()
                 async with asyncio.timeout(20.0):
                     _, finished = await collect(stream)
             assert finished["a"].reason is FinishReason.ERROR
+            assert stream.cut_off == {"a"}
             engine.running.set()
 
     run(test)
