@@ -262,7 +262,8 @@ def parse_strict(schema: type[FieldsT], raw: dict[str, Any]) -> Parsed[FieldsT]:
 
 def _unknown_within(fields: Any, given: Any, path: str) -> Iterator[str]:
     """Names of objects inside the body that their models do not have."""
-    if isinstance(fields, list) and isinstance(given, list):
+    # Members of a list are of one kind; of those without names there may be millions.
+    if isinstance(fields, list) and isinstance(given, list) and _has_names(fields[:1]):
         for member, raw in zip(fields, given, strict=True):
             yield from _unknown_within(member, raw, path)
     if not isinstance(fields, Strict) or not fields.tells_unknown or not isinstance(given, dict):
@@ -273,6 +274,10 @@ def _unknown_within(fields: Any, given: Any, path: str) -> Iterator[str]:
             yield from _unknown_within(getattr(fields, known[name]), value, f"{path}.{name}")
         else:
             yield f"{path}.{name}"
+
+
+def _has_names(members: list[Any]) -> bool:
+    return any(isinstance(member, Strict | list) for member in members)
 
 
 def parse_fields(schema: type[RequestT], raw: dict[str, Any]) -> Parsed[RequestT]:

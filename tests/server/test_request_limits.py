@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import json
 import time
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from scheduler.limits import SchedulerLimits
 from server.anthropic.blocks import chat_messages
 from server.anthropic.schemas import MessagesRequest, Turn
+from server.body import parse_object
 from server.config import ServerConfig
 from server.schemas import ChatRequest, CompletionRequest, Strict
 from tests.support.http_server import (
@@ -247,6 +249,34 @@ def test_of_a_list_full_of_faults_the_first_is_found(
     with pytest.raises(ValidationError) as caught:
         schema.model_validate(fields)
     assert caught.value.error_count() <= 3  # one for each member of a union
+
+
+MANY = {
+    "messages": {"messages": [{"role": "user", "content": "x"}] * 60_000},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 60_000}]},
+    "lists": {"prompt": [[1]] * 120_000},
+    "names": {f"k{number}": 1 for number in range(120_000)},
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+@in_loop
+async def test_a_body_of_more_pieces_than_any_request_has_is_refused_before_it_is_looked_at(
+    name: str,
+) -> None:
+    """B137: 300,000 messages were validated, dumped and counted for ten seconds."""
+    async with house(config=ServerConfig(max_body_bytes=1 << 24)) as server:
+        for path in (CHAT, COMPLETIONS, "/v1/messages", "/v1/responses", "/tokenize"):
+            answer = await server.client.post(path, json=MANY[name])
+            assert answer.status_code == 400, path
+            assert "100000 fields and lists" in answer.text, path
+
+
+def test_what_looks_like_pieces_in_a_text_is_text() -> None:
+    body = json.dumps({"prompt": '{"a": [1]}' * 60_000}).encode()
+    assert len(parse_object(body)["prompt"]) == 600_000
+    assert len(parse_object(b'{"prompt": [' + b"5," * 200_000 + b"5]}")["prompt"]) == 200_001
+    assert gc.isenabled()
 
 
 def test_turns_in_a_row_are_joined_in_one_go() -> None:
