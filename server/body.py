@@ -26,6 +26,11 @@ from server.errors import (
 DECODER = msgspec.json.Decoder()
 # What clients outside of browsers send where nobody told them a type (curl -d sends the form's).
 _UNTYPED = (b"", b"application/x-www-form-urlencoded", b"text/plain")
+# The encodings of a body that need no decompression; the protocol's own parser knows chunks.
+_PLAIN = {
+    b"content-encoding": (b"", b"identity"),
+    b"transfer-encoding": (b"chunked", b"identity"),
+}
 DRAIN_FACTOR = 2
 # Members of objects, and lists: each costs far more to read than its bytes, and holds up others.
 MAX_PIECES = 100_000
@@ -79,7 +84,8 @@ async def read_body(
 def check_encoding(scope: Scope) -> None:
     """Small compressed bodies can be huge, so there are none. Raises UnsupportedEncoding."""
     for name, value in scope["headers"]:
-        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+        plain = _PLAIN.get(name)
+        if plain is not None and value.strip().lower() not in plain:
             raise UnsupportedEncoding("Send the body as it is: this server decompresses nothing.")
 
 

@@ -179,6 +179,21 @@ async def test_a_compressed_body_is_refused_by_name() -> None:
 
 
 @in_loop
+async def test_a_body_that_was_compressed_on_the_way_is_refused() -> None:
+    """B037: as a coding of the transfer, which HTTP allows beside chunks."""
+    body = gzip.compress(b'{"prompt": "greet", "max_tokens": 1}')
+    async with house(live=True) as server:
+        reader, writer = await connect(server)
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        writer.write(f"{head}transfer-encoding: gzip, chunked\r\n\r\n{len(body):x}\r\n".encode())
+        writer.write(body + b"\r\n0\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 415 ")
+    assert b'"unsupported_encoding"' in answer
+
+
+@in_loop
 async def test_body_that_never_comes_is_given_up() -> None:
     """B151: slow bodies and lengths that promise more than comes."""
     async with house(greeter(), live=True, body_timeout_seconds=0.1) as server:
