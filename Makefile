@@ -113,6 +113,8 @@ bench-hostile: $(VENV)/.ready-dev ## Free streams beside grammar bombs
 	$(BIN)/python -m tests.structured.bench_hostile $(ARGS)
 
 $(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is no Python 3.11 or later: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip setuptools wheel
 

