@@ -23,6 +23,8 @@ class Draft:
         self.entered: list[Sequence] = []  # with this plan
         self.num_decodes = 0  # the leading rows
         self.num_recomputed = 0  # tokens that were computed before a preemption
+        self.num_looked_up = 0  # prompt tokens of those that enter for the first time
+        self.num_found = 0  # of these, in the prefix cache
         self.copies: list[tuple[int, int]] = []
         self.published: list[tuple[int, int]] = []  # (row, block that it writes)
         self._starts: list[int] = []

@@ -163,7 +163,8 @@ class Rows:
             sequence.scheduled_at = self._now
             sequence.num_cached = entry.num_cached
             if entry.was_looked_up:
-                self.counts.look_up(sequence.num_prompt, entry.num_cached)
+                draft.num_looked_up += sequence.num_prompt
+                draft.num_found += entry.num_cached
 
     def _make_way(self, step: int) -> None:
         """Preempts running sequences if that lets the first in line enter: nobody goes in vain."""
@@ -187,8 +188,14 @@ class Rows:
         sequence.num_lost = max(sequence.num_lost, sequence.num_computed)
         sequence.num_preemptions += 1
         self.counts.preempted.append(Preempted(sequence.request.id, self._now))
-        self.line_up(sequence)
+        self._line_up(sequence)
 
-    def line_up(self, sequence: Sequence) -> None:
+    def turn_back(self, sequence: Sequence) -> None:
+        """It has entered with a plan that never was. If that was its first, it has not begun."""
+        if not sequence.num_preemptions:
+            sequence.scheduled_at = None
+        self._line_up(sequence)
+
+    def _line_up(self, sequence: Sequence) -> None:
         self._batch.leave(sequence)
         self._line.fall_back(sequence)

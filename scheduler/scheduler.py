@@ -192,7 +192,7 @@ class Scheduler:
                 return [self._finish(first, FinishReason.ERROR, now, message), self.stats()]
         for sequence in draft.rows:
             if sequence in draft.entered:
-                self._rows.line_up(sequence)  # it has not run yet
+                self._rows.turn_back(sequence)
             else:
                 self._rows.preempt(sequence)
         return [self.stats()]
@@ -207,7 +207,7 @@ class Scheduler:
         draft = self._in_flight.popleft()
         assert draft.step == plan.step == result.step, "results come in the order of plans"
         self._room.fit()
-        self._rows.counts.recomputed_tokens += draft.num_recomputed
+        self._rows.counts.add(draft)
         errors = dict(result.row_errors)
         for row, block in draft.published:
             if row in errors:

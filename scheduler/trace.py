@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from scheduler.batch import Batch
+from scheduler.draft import Draft
 from scheduler.line import Line
 from scheduler.types import KVMap, Preempted, PromptRow, StepPlan, StepStats
 
@@ -26,10 +27,11 @@ class Counts:
     prefix_hits: int = 0
     refused_steps: int = 0
 
-    def look_up(self, num_tokens: int, num_found: int) -> None:
-        """In the prefix cache, at an admission."""
-        self.prefix_queries += num_tokens
-        self.prefix_hits += num_found
+    def add(self, draft: Draft) -> None:
+        """What a plan held, once it has run."""
+        self.recomputed_tokens += draft.num_recomputed
+        self.prefix_queries += draft.num_looked_up
+        self.prefix_hits += draft.num_found
 
     @property
     def preemptions(self) -> int:

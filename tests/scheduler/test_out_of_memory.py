@@ -101,3 +101,23 @@ def test_nothing_of_a_refused_plan_is_a_prefix_hit() -> None:
     rig.memory = 1 << 20
     rig.run()
     assert rig.reasons() == {FinishReason.LENGTH: 1}
+
+
+def test_what_entered_with_a_refused_plan_alone_has_not_begun() -> None:
+    """Its time in the queue goes on, what the plan would have found is no hit, it can be late."""
+    rig = Rig(max_step_tokens=64, block_size=4)
+    wave = [rig.add(range(20), deadline=deadline) for deadline in (None, None, 5.0)]
+    rig.memory = 0
+    for _ in range(2):
+        rig.plan()
+    assert rig.num_refused == 2
+    assert not any(sequence.has_begun for sequence in rig.scheduler.sequences.values())
+    rig.clock.advance_to(5.0)
+    assert [event.reason for event in rig.expire()] == [FinishReason.EXPIRED]
+    rig.memory = 1 << 20
+    rig.run()
+    firsts = [rig.answers[request.id].first for request in wave[:2]]
+    assert all(first.scheduled_at >= 5.0 for first in firsts if first)
+    assert [first.cached_tokens for first in firsts if first] == [0, 16]
+    assert sum(stats.prefix_queries for stats in rig.stats) == 40
+    assert sum(stats.prefix_hits for stats in rig.stats) == 16
