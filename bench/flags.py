@@ -75,6 +75,12 @@ def id_range(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
+def key(text: str) -> str:
+    if not (text.isascii() and text.isprintable()):  # it goes into a header
+        raise argparse.ArgumentTypeError("a key is ASCII")
+    return text
+
+
 def server_url(text: str) -> str:
     """With or without a scheme and /v1."""
     try:

@@ -74,7 +74,11 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--api", choices=("completions", "chat"), default="completions")
     group.add_argument(
-        "--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="or $OPENAI_API_KEY"
+        "--api-key",
+        type=flags.key,
+        metavar="KEY",
+        default=os.environ.get("OPENAI_API_KEY", ""),
+        help="or $OPENAI_API_KEY",
     )
     group.add_argument("--model", default="auto", help="auto: the first of /v1/models")
 

@@ -79,6 +79,12 @@ def _url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+def _key(text: str) -> str:
+    if not (text.isascii() and text.isprintable()):  # it goes into a header
+        raise argparse.ArgumentTypeError("a key is ASCII")
+    return text
+
+
 def _trace_seconds(text: str) -> float:
     seconds = plain_number(text)
     if seconds is None or not 0 <= seconds <= 120:
@@ -144,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         client.add_argument(
             "--api-key",
+            type=_key,
             metavar="KEY",
             default=os.environ.get("PACELINE_API_KEY", ""),
             help="default: the variable PACELINE_API_KEY",

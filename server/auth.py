@@ -74,14 +74,14 @@ class AuthMiddleware:
             await self._app(scope, receive, send)
             return
         key = self._keys.find(_key(scope["headers"]))
+        if key is not None:  # before a refusal, whose line in the log tells whose key it was
+            scope["paceline"].tenant = key.tenant
+            scope["paceline"].sees = None if key.is_admin else key.tenant
         refusal = self._refusal(key, scope["path"])
         if refusal is not None:
             self._count_error(refusal)
             await error_answer(refusal, scope)(scope, receive, send)
             return
-        if key is not None:
-            scope["paceline"].tenant = key.tenant
-            scope["paceline"].sees = None if key.is_admin else key.tenant
         await self._app(scope, receive, send)
 
     def _refusal(self, key: Key | None, path: str) -> ApiError | None:

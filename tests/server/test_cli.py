@@ -101,6 +101,7 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2() -> None:
         (["chat", "--url", "localhost"], "not an address"),
         (["trace", "--url", "http://127.0.0.1:70000"], "not an address"),
         (["trace", "--seconds", "nan"], "not a number from 0 to 120"),
+        (["chat", "--api-key", "clé"], "a key is ASCII"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_code_2(

@@ -25,20 +25,22 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 @in_loop
 async def test_request_has_one_line_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    config = replace(ServerConfig(), api_keys=("team-a:secret-key",))
+    config = replace(ServerConfig(), api_keys=("team-a:secret-key", "ops+admin:other-key"))
     async with house(TextEngine({"greet": "Hello"}), config) as server:
         headers = {"authorization": "Bearer secret-key", "x-request-id": "my-id"}
         body = {"prompt": "greet my private words", "stream": True}
         await server.client.post("/v1/completions", json=body, headers=headers)
         await server.client.get("/health")
         await server.client.get("/v1/models")
-    first, second = lines(caplog)
+        await server.client.get("/admin/requests", headers=headers)
+    first, second, third = lines(caplog)
     assert (first["id"], first["key"], first["status"]) == ("my-id", "team-a", 200)
     assert (first["prompt_tokens"], first["completion_tokens"]) == (22, 6)
     assert first["finish"] == "stop"
     assert isinstance(first["phases_ms"], dict)
     assert sum(first["phases_ms"].values()) == pytest.approx(first["e2e_ms"], abs=0.01)
-    assert (second["path"], second["status"]) == ("/v1/models", 401)
+    assert (second["path"], second["key"], second["status"]) == ("/v1/models", None, 401)
+    assert (third["path"], third["key"], third["status"]) == ("/admin/requests", "team-a", 403)
     for text in (str(first), str(second), caplog.text):
         assert "private" not in text
         assert "Hello" not in text
