@@ -177,4 +177,5 @@ class EventOutbox:
                     return
             poll.poll()
             with self._changed:
-                self._send_now(self._rest or encode(self._backlog.take()))
+                if self._rest or self._backlog:  # or the loop was faster
+                    self._send_now(self._rest or encode(self._backlog.take()))

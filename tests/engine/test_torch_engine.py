@@ -300,7 +300,7 @@ def test_greedy_equals_the_dense_model(model: LoadedModel) -> None:
 @pytest.mark.parametrize("max_step_tokens", [3, 256])
 def test_sliding_window_equals_the_dense_model(windowed: LoadedModel, max_step_tokens: int) -> None:
     """B113: prompts of W-1, W, W+1, 3W; chunked or not, decode over the border, twice."""
-    window = windowed.config.sliding_window
+    window = windowed.config.layer_windows[0]
     assert window == 7
     engine = make_engine(windowed, block_size=4)
     for length in (window - 1, window, window + 1, 3 * window):
