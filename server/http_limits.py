@@ -206,7 +206,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.headers) >= MAX_HEADERS:
             self._refusal = _LARGE_HEAD
             raise ValueError("too many headers")
-        super().on_header(name, value)
+        super().on_header(name, value.strip(b" \t"))  # the parser leaves what is behind it
 
     def on_headers_complete(self) -> None:
         if self._rereads_head:

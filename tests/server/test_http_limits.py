@@ -325,3 +325,24 @@ def test_a_hang_up_ends_the_answer_that_runs_and_not_only_the_last_request() -> 
             await eventually(lambda: server.core.num_open == 0)
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["x-request-timeout-seconds: 60 \t", "x-request-id: me  ", "content-encoding:\tidentity "],
+)
+def test_white_space_around_the_value_of_a_header_is_none_of_it(header: str) -> None:
+    """RFC 9110, 5.5; a proxy may leave some."""
+
+    async def test() -> None:
+        async with house(TextEngine({"x": "Hello"}), live=True) as server:
+            reader, writer = await connect(server)
+            body = b'{"prompt": "x", "max_tokens": 1}'
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}\r\n"
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            answer = await reader.read()
+            writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+        assert (b"x-request-id: me\r\n" in answer) == header.startswith("x-request-id")
+
+    asyncio.run(test())
