@@ -25,9 +25,10 @@ RUN groupadd --gid 10001 paceline \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin paceline
 WORKDIR /srv
 EXPOSE 8000
-# 200 as soon as the port answers, and while a model loads; 503 where a restart would help.
+# 200 as soon as the port answers, and while a model loads; 503 where a restart would help. Another
+# port is set as PACELINE_PORT, not as a flag, so that it is known here.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=2)"]
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ.get('PACELINE_PORT', 8000)}/health\", timeout=2)"]
 # SIGTERM lets running streams finish: give it --drain-seconds and some more (docker stop -t 40).
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["paceline"]

@@ -62,10 +62,15 @@ def _weight(text: str) -> float:
 
 
 def tenants(entries: Iterable[str]) -> dict[str, float]:
-    """The weight of each tenant. Raises ValueError where two keys of one disagree."""
+    """The weight of each tenant. Raises ValueError where two keys of one disagree, or entries do
+    of whose, or of what rank, a key is."""
     said: dict[str, float | None] = {}
+    owners: dict[bytes, tuple[str, bool]] = {}
     for text in entries:
         entry = parse_entry(text)
+        owner = owners.setdefault(entry.digest, (entry.tenant, entry.is_admin))
+        if owner != (entry.tenant, entry.is_admin):
+            raise ValueError(f"one key stands in two entries, of {owner[0]} and of {entry.tenant}")
         before = said.get(entry.tenant)
         if None not in (before, entry.weight) and before != entry.weight:
             raise ValueError(f"{entry.tenant} has two weights, {before:g} and {entry.weight:g}")

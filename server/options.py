@@ -96,6 +96,12 @@ def _origin(text: str) -> str:
     return word
 
 
+def _host(text: str) -> str:
+    """An IPv6 address may stand in brackets, as in a URL."""
+    word = _word(text)
+    return word[1:-1] if word.startswith("[") and word.endswith("]") else word
+
+
 def _redis_url(text: str) -> str:
     if not text.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("it begins with redis://, rediss:// or unix://")
@@ -230,7 +236,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "HTTP": (
-        Option("host", _word, "address to listen on", "HOST"),
+        Option("host", _host, "address to listen on", "HOST"),
         Option("port", _whole(0, 65535), "port to listen on; 0 takes a free one"),
         Option("api_key", key, "a key that clients must send; repeatable", "KEY", many=True),
         Option(

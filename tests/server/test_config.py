@@ -118,6 +118,10 @@ def test_a_switch_needs_no_value() -> None:
     assert settings(PACELINE_DETERMINISTIC="true").engine.deterministic is True
 
 
+def test_brackets_of_an_ipv6_address_are_no_part_of_it() -> None:
+    assert settings("--host", "[::1]").server.host == "::1"
+
+
 def test_an_origin_is_as_browsers_write_it() -> None:
     found = settings("--cors-origin", "HTTPS://Chat.Example:8443", "--cors-origin", "*")
     assert found.server.cors_origins == ("https://chat.example:8443", "*")

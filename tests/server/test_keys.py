@@ -50,6 +50,14 @@ def test_keys_of_one_tenant_have_one_weight() -> None:
         tenants(["a+weight=2:1", "a+weight=3:2"])
 
 
+@pytest.mark.parametrize("other", ["b:1", "a+admin:1", "1"])
+def test_one_key_is_not_two(other: str) -> None:
+    """Whose it is would depend on the order of the lines."""
+    assert tenants(["a:1", "a:1", "a+weight=2:1"]) == {"a": 2.0}
+    with pytest.raises(ValueError, match="one key stands in two entries"):
+        tenants(["a:1", other])
+
+
 def settings(*flags: str) -> tuple[str, int, tuple[tuple[str, float], ...]]:
     found = parse_settings(flags, {})
     return found.engine.policy, found.limits.num_tenants, found.limits.weights
