@@ -211,12 +211,13 @@ class FrameBuffer:
         self._bytes += data
         bodies: list[bytes] = []
         start = 0
-        while len(self._bytes) - start >= LENGTH_BYTES:
-            body_at = start + LENGTH_BYTES
-            end = body_at + body_length(self._bytes[start:body_at])
-            if end > len(self._bytes):
-                break
-            bodies.append(bytes(self._bytes[body_at:end]))
-            start = end
+        with memoryview(self._bytes) as view:
+            while len(view) - start >= LENGTH_BYTES:
+                body_at = start + LENGTH_BYTES
+                end = body_at + body_length(view[start:body_at])
+                if end > len(view):
+                    break
+                bodies.append(bytes(view[body_at:end]))
+                start = end
         del self._bytes[:start]
         return bodies
