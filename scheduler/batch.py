@@ -66,14 +66,16 @@ class Batch:
         Or would be, `without` some of them.
         """
         refs, leaving = self.pool.refs, without or []
+        some_stay = len(self.running) > len(leaving)
+        num_new = self.num_blocks(sequence) - len(entry.blocks)
+        left = self.pool.num_available - num_new - (self._watermark_blocks if some_stay else 0)
+        has_slot = self.has_free_slot or bool(leaving)
+        if not has_slot or left + sum(len(other.block_ids) for other in leaving) < 0:
+            return False  # not even if none of them shared a block, which takes longer to count
         held = Counter(chain.from_iterable(other.block_ids for other in leaving))
         freed = sum(1 for block, count in held.items() if refs[block] == count)
         revived = sum(1 for block in entry.blocks if refs[block] == held[block])
-        num_new = self.num_blocks(sequence) - len(entry.blocks)
-        left = self.pool.num_available + freed - revived - num_new
-        some_stay = len(self.running) > len(leaving)
-        has_slot = self.has_free_slot or bool(leaving)
-        return has_slot and left >= (self._watermark_blocks if some_stay else 0)
+        return left + freed - revived >= 0
 
     def enter(self, sequence: Sequence, entry: Entry) -> None:
         """Gives `sequence`, which fits, a slot and blocks for all it knows."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from scheduler.block_pool import BlockPool
 from scheduler.prefix import KeyChain
@@ -69,7 +70,7 @@ class EntryFinder:
             sequence.block_keys, sequence.request.cache_namespace, sequence.token_ids, limit
         )
         blocks: list[int] = []
-        for key in sequence.block_keys[:limit]:
+        for key in islice(sequence.block_keys, limit):
             block = self._pool.find(key)
             if block is None:
                 break
