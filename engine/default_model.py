@@ -43,8 +43,17 @@ def resolve_model(name: str | None) -> Path:
     """
     if name is None:
         return find_default_model()
+    try:
+        return _resolve(name)
+    except (OSError, RuntimeError) as error:  # no right to look, a name too long, no such ~user
+        reason = getattr(error, "strerror", None) or error
+        raise ModelFileError(f"{name}: cannot be read: {reason}") from None
+
+
+def _resolve(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
+        next(path.iterdir(), None)  # where it may not be listed, that is the reason to give
         for file in sorted([*path.glob("*.safetensors"), *path.glob("*.json")]):
             _refuse_pointer(file)
         return path

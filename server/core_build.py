@@ -109,9 +109,9 @@ def pack_early(plan: Plan) -> Packed | None:
 
     begin = time.monotonic()
     config = plan.config
-    if config.model and not Path(config.model).exists():
-        return None  # a hub name, or a mistake
     try:
+        if config.model and not Path(config.model).exists():
+            return None  # a hub name, or a mistake
         path = resolve_model(config.model or None)
         config = replace(config, model=str(path))
         device = _choose_device(config.device)

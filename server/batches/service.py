@@ -27,7 +27,9 @@ class BatchService:
         try:
             self._database = Database(Path(folder))
         except (OSError, sqlite3.Error) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or str(error)
+            if "locked" in reason:
+                reason = "another server has it (one server a folder)"
             raise ConfigError(f"--data-dir {folder}: {reason}") from None
         self._runner = BatchRunner(self._database, services.core, endpoints)
         self._routes = (

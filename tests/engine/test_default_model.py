@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
+import os
 import sys
 from pathlib import Path
 
@@ -63,6 +65,28 @@ def test_a_pointer_of_git_lfs_is_told_with_the_remedy(tmp_path: Path, name: str)
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     with pytest.raises(ModelFileError, match=f"{name}: a pointer of Git LFS.*git lfs pull"):
         resolve_model(str(file if name.endswith(".gguf") else tmp_path))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/model"])
+def test_name_that_cannot_even_be_looked_up_is_one_line(name: str) -> None:
+    with pytest.raises(ModelFileError, match="cannot be read: ") as caught:
+        resolve_model(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("inside", ["", "/model.gguf", "/model"])
+def test_folder_that_may_not_be_read_is_one_line(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a user who is not root: of root no folder is hidden, so the calls are told to fail."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(Path, "is_dir", refuse if inside else Path.is_dir)
+    with pytest.raises(ModelFileError, match="cannot be read: Permission denied"):
+        resolve_model(f"{tmp_path}{inside}")
 
 
 def test_hub_name_is_downloaded_without_pickles(
