@@ -240,7 +240,7 @@ def test_a_folder_has_one_server(tmp_path: Path) -> None:
     async def check() -> None:
         config = ServerConfig(data_dir=str(tmp_path))
         async with house(TextEngine(), config, live=True):
-            with pytest.raises(ConfigError, match="--data-dir .*another server has it"):
+            with pytest.raises(ConfigError, match=r"--data-dir .*another server has it"):
                 async with house(TextEngine(), config):
                     pass
 
