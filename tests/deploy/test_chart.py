@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from typing import Any
 
 import pytest
 import yaml
 
 from server.config import parse_settings
+from server.options import OPTIONS
 from tests.deploy.promql import DEPLOY
 
 CHART = DEPLOY / "helm" / "paceline"
@@ -161,6 +163,15 @@ def test_variables_are_settings_of_the_server(variant: str) -> None:
         assert not settings.server.open_metrics
 
 
+def test_the_chart_knows_every_setting_of_the_server_and_no_other() -> None:
+    """A slip in `settings` is found by Helm, not by a pod that ends again and again."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    taken = schema["properties"]["settings"]["propertyNames"]["enum"]
+    set_by_the_chart = {"host", "port", "model", "served_model_name", "threads", "open_metrics"}
+    set_by_the_chart |= {"drain_seconds", "stall_seconds", "api_key", "api_key_file"}
+    assert taken == sorted(OPTIONS.keys() - set_by_the_chart)
+
+
 @needs_helm
 @variants
 def test_pod_outlives_its_drain(variant: str) -> None:
@@ -240,10 +251,12 @@ def test_new_keys_make_new_pods_and_are_no_variable() -> None:
 @pytest.mark.parametrize(
     "values",
     [
+        {"settings": {"max_num_seqs": 64}},
         {"replica": 2},
         {"autoscaling": {"kind": "vertical"}},
         {"settings": {"port": 80}},
         {"apiKeys": {"keys": ["with space"]}},
+        {"apiKeys": {"keys": ["#a-remark"]}},
         {"drainSeconds": -1},
     ],
 )
