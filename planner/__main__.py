@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.out:
             options.out.write_text(json.dumps([asdict(r) for r in outcome.requests], indent=1))
     except OSError as error:
-        print(f"paceline simulate: {error.filename}: {error.strerror}", file=sys.stderr)
+        where = error.filename or "the output"
+        print(f"paceline simulate: {where}: {error.strerror}", file=sys.stderr)
         return 2
     except (TraceError, ProfileError, ValueError) as error:
         print(f"paceline simulate: {error}", file=sys.stderr)

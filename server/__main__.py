@@ -30,9 +30,18 @@ once. Exit codes: 0 stopped, 1 engine or port failed, 2 a wrong setting or model
 """
 
 
+INTERRUPTED = 130  # as shells say it
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of `paceline ARGV`."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # what has something to finish, as serve and bench, catches it itself
+        return INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["bench"]:
         # Its flags are its own, so it parses them itself.
         from bench.__main__ import main as bench_main

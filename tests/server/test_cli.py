@@ -14,6 +14,7 @@ import httpx
 import pytest
 from rich.console import Console
 
+from planner import __main__ as planner_command
 from server import chat_cli
 from server.__main__ import main
 from server.banner import LoadProgress, ServerConsole, print_banner, url_of
@@ -122,6 +123,14 @@ def test_more_threads_than_cpus_are_refused() -> None:
     check_threads(1)
     with pytest.raises(ConfigError, match="--threads 1000: this process may use"):
         check_threads(1000)
+
+
+def test_an_interrupt_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planner_command, "main", interrupted)
+    assert main(["simulate", "trace.csv"]) == 130
 
 
 def test_a_data_folder_that_can_not_be_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
