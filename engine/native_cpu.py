@@ -205,9 +205,10 @@ class NativeModel:
         )
 
     def _load(self, weights: Matrices) -> None:
-        self._set_linear(0, "embedding", EMBEDDING, weights)
-        if not self.config.tie_word_embeddings:
-            self._set_linear(0, "head", HEAD, weights)
+        tied = self.config.tie_word_embeddings
+        self._set_linear(0, "head", EMBEDDING if tied else HEAD, weights)
+        if not tied:
+            self._set_linear(0, "embedding", EMBEDDING, weights)
         self._set_norm(0, "final", NORM, weights)
         shapes = parameter_shapes(self.config)
         for index in range(self.config.num_layers):

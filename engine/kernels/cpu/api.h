@@ -21,6 +21,7 @@ enum paceline_error {
   PACELINE_INCOMPLETE = -4  /* a weight of the model was never set */
 };
 
+/* A model whose embedding and head are one matrix sets the head alone. */
 enum paceline_linear { PACELINE_Q, PACELINE_K, PACELINE_V, PACELINE_O, PACELINE_GATE, PACELINE_UP,
                        PACELINE_DOWN, PACELINE_EMBEDDING, PACELINE_HEAD };
 enum paceline_norm { PACELINE_ATTENTION_NORM, PACELINE_MLP_NORM, PACELINE_Q_NORM, PACELINE_K_NORM,
@@ -86,7 +87,7 @@ typedef struct {
 typedef struct paceline_model paceline_model;
 
 /* Change it with anything in this file: library.py loads no library of another number. */
-#define PACELINE_ABI 9
+#define PACELINE_ABI 10
 int32_t paceline_abi(void);
 
 const char* paceline_tier(void);                /* the tier this library was compiled for */

@@ -39,7 +39,7 @@ inline int32_t four_bytes(const int8_t* p) {
 // acc += the products of sixteen outputs, four k each, with four bytes of each row. Used once, those are
 // an operand in memory, which the compiler would rather load by itself: an instruction more.
 template <int Rows, int Halves>
-inline void dot_step(const __m512i (&w)[Halves], const int8_t* x, I16 (&acc)[Rows][Halves]) {
+PACELINE_INLINE void dot_step(const __m512i (&w)[Halves], const int8_t* x, I16 (&acc)[Rows][Halves]) {
   PACELINE_UNROLL for (int r = 0; r < Rows; ++r, x += kBlock) {
     if constexpr (Halves == 1) {
       const int32_t* four = reinterpret_cast<const int32_t*>(x);
@@ -53,7 +53,7 @@ inline void dot_step(const __m512i (&w)[Halves], const int8_t* x, I16 (&acc)[Row
 }
 
 template <bool Nibbles, int Rows, int Halves>
-inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][Halves]) {
+PACELINE_INLINE void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][Halves]) {
   const __m512i low = _mm512_set1_epi8(15);
   PACELINE_UNROLL for (int j = 0; j < (Nibbles ? 4 : 8); ++j, w += kGroupBytes, x += 4) {
     __m512i first[Halves], second[Halves];
@@ -88,14 +88,14 @@ inline I16 weigh(I16 sum, int32_t high, const int32_t* weights) {
 // acc[r] += the products of eight outputs, four k each, with row r. One call a group of four k.
 #if defined(__AVXVNNI__)
 template <int Rows>
-inline void dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
+PACELINE_INLINE void dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
   PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
     acc[r] = _mm256_dpbusd_avx_epi32(acc[r], w, _mm256_set1_epi32(four_bytes(x + r * kBlock)));
 }
 #else
 // Sums stay in int16: eight steps of two products of at most 15 * 127 make 30480.
 template <int Rows>
-inline void dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
+PACELINE_INLINE void dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
   PACELINE_UNROLL for (int r = 0; r < Rows; ++r) {
     const __m256i four = _mm256_set1_epi32(four_bytes(x + r * kBlock));
     acc[r] = _mm256_add_epi16(acc[r], _mm256_maddubs_epi16(w, four));
@@ -104,7 +104,7 @@ inline void dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
 // 8 x 8 bits would overflow int16, but |w| * (x with the sign of w) does not, for signed w: two
 // products make at most 2 * 128 * 127 = 32512. Sums are int32.
 template <int Rows>
-inline void signed_dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
+PACELINE_INLINE void signed_dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
   const __m256i size = _mm256_abs_epi8(w);
   PACELINE_UNROLL for (int r = 0; r < Rows; ++r) {
     const __m256i four = _mm256_set1_epi32(four_bytes(x + r * kBlock));
@@ -116,7 +116,7 @@ inline void signed_dot_step(__m256i w, const int8_t* x, __m256i (&acc)[Rows]) {
 
 // Products of eight outputs with each row, added to acc.
 template <bool Nibbles, int Rows>
-inline void dot_eight(const uint8_t* w, const int8_t* x, [[maybe_unused]] const int32_t* start,
+PACELINE_INLINE void dot_eight(const uint8_t* w, const int8_t* x, [[maybe_unused]] const int32_t* start,
                       __m256i (&acc)[Rows]) {
   const __m256i low = _mm256_set1_epi8(15);
   asm volatile("" ::: "memory");  // or GCC loads the rows' bytes once for all outputs, and spills them
@@ -148,7 +148,7 @@ inline void dot_eight(const uint8_t* w, const int8_t* x, [[maybe_unused]] const 
 }
 
 template <bool Nibbles, int Rows, int Halves>
-inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* start,
+PACELINE_INLINE void dot_block(const uint8_t* w, const int8_t* x, const int32_t* start,
                       I16 (&acc)[Rows][Halves]) {
   PACELINE_UNROLL for (int half = 0; half < Halves; ++half, w += 64) {
     __m256i lo[Rows], hi[Rows];
@@ -173,14 +173,14 @@ inline I16 weigh(I16 sum, int32_t high, const int32_t* weights) {
 // acc[r] += the products of sixteen outputs, four k each, with four bytes of row r: those of lane
 // `Lane` of its sixteen. An instruction takes signed bytes on both sides.
 template <int Lane, int Rows>
-inline void dot_step(const int8x16_t (&w)[4], const int8x16_t (&x)[Rows], I16 (&acc)[Rows]) {
+PACELINE_INLINE void dot_step(const int8x16_t (&w)[4], const int8x16_t (&x)[Rows], I16 (&acc)[Rows]) {
   for (int r = 0; r < Rows; ++r)
     for (int i = 0; i < 4; ++i) acc[r].v[i] = vdotq_laneq_s32(acc[r].v[i], w[i], x[r], Lane);
 }
 
 // The group of four k at w, or with nibbles two of them: those in `low` and, 16 further, in `high`.
 template <bool Nibbles, int Lane, int Rows>
-inline void dot_group(const uint8_t* w, const int8x16_t (&low)[Rows],
+PACELINE_INLINE void dot_group(const uint8_t* w, const int8x16_t (&low)[Rows],
                       const int8x16_t (&high)[Rows], I16 (&acc)[Rows]) {
   int8x16_t first[4], second[4];
   for (int i = 0; i < 4; ++i) {
@@ -197,7 +197,7 @@ inline void dot_group(const uint8_t* w, const int8x16_t (&low)[Rows],
 }
 
 template <bool Nibbles, int Rows>
-inline void dot_four_groups(const uint8_t* w, const int8x16_t (&low)[Rows],
+PACELINE_INLINE void dot_four_groups(const uint8_t* w, const int8x16_t (&low)[Rows],
                             const int8x16_t (&high)[Rows], I16 (&acc)[Rows]) {
   dot_group<Nibbles, 0>(w, low, high, acc);
   dot_group<Nibbles, 1>(w + kGroupBytes, low, high, acc);
@@ -206,7 +206,7 @@ inline void dot_four_groups(const uint8_t* w, const int8x16_t (&low)[Rows],
 }
 
 template <bool Nibbles, int Rows, int Halves>
-inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t* start,
+PACELINE_INLINE void dot_block(const uint8_t* w, const int8_t* x, const int32_t* start,
                       I16 (&acc)[Rows][Halves]) {
   int8x16_t low[Rows], high[Rows];  // the first sixteen k of a row, and the others
   for (int r = 0; r < Rows; ++r) {
@@ -236,7 +236,7 @@ inline I16 weigh(I16 sum, int32_t high, const int32_t* weights) {
 }
 
 template <bool Nibbles, int Rows, int Halves>
-inline void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][Halves]) {
+PACELINE_INLINE void dot_block(const uint8_t* w, const int8_t* x, const int32_t*, I16 (&acc)[Rows][Halves]) {
   for (int half = 0; half < Halves; ++half, w += 64)
     for (int k = 0; k < kBlock; ++k) {
       const int byte = Nibbles ? k % 16 : k;

@@ -23,7 +23,7 @@ from ctypes import (
 from functools import cache
 from pathlib import Path
 
-ABI = 9  # PACELINE_ABI of api.h
+ABI = 10  # PACELINE_ABI of api.h
 TIERS = ("avx512vnni", "avxvnni", "avx2", "neon", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
 FOLDER_VARIABLE = "PACELINE_CPU_FOLDER"

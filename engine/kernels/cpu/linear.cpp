@@ -1,4 +1,8 @@
 // Packing weights into tiles at load, and reading one row back for embeddings.
+#include <algorithm>
+#include <vector>
+
+#include "hadamard.h"
 #include "linear.h"
 
 namespace paceline {
@@ -53,10 +57,52 @@ void pack_quant_block(Kind kind, const uint8_t* block, int lane, uint8_t* quants
   for (int i = 0; i < quant_bytes(kind) / kTile; ++i) quants[quant_offset(lane, i)] = q[i] ^ flip;
 }
 
+// The least half that is no less than x, which is not negative; of a nan, a nan.
+half half_above(float x) {
+  if (x == 0.0f) return 0;
+  if (!(x <= 65504.0f)) return x != x ? 0x7e00 : 0x7c00;
+  int exponent;
+  std::frexp(x, &exponent);
+  const int last = std::max(exponent - 11, -24);  // of the last bit; a carry counts the exponent up
+  return static_cast<half>(((last + 24) << 10) + static_cast<int>(std::ceil(std::ldexp(x, -last))));
+}
+
 float lane_of(const half* p, int lane) {
   float x[kLanes];
   store(x, load(p + lane / kLanes * kLanes));
   return x[lane % kLanes];
+}
+
+float scale_of(const uint8_t* block) {
+  half bits[kLanes] = {};
+  std::memcpy(bits, block, sizeof(half));
+  return lane_of(bits, 0);
+}
+
+// 32 values as a block of 8 bits.
+void round_block(const float* x, uint8_t* block) {
+  const half bits = half_above(largest_in(x) / 127.0f);
+  std::memcpy(block, &bits, sizeof bits);
+  const float scale = scale_of(block);
+  const bool some = scale > 0.0f && std::isfinite(scale);
+  for (int k = 0; k < kBlock; k += kLanes) {
+    const F16 whole = some ? load(x + k) * splat(1.0f / scale) : splat(0.0f);
+    store_bytes(reinterpret_cast<int8_t*>(block) + sizeof(half) + k, round_to_int(whole));
+  }
+}
+
+// A row of 8-bit blocks, transformed and rounded again.
+void spread_row(const uint8_t* row, int k, std::vector<uint8_t>& out) {
+  constexpr size_t size = file_block_bytes(Kind::kQ8_0);
+  std::vector<float> x(k);
+  for (int b = 0; b < k / kBlock; ++b) {
+    const float scale = scale_of(row + b * size);
+    for (int i = 0; i < kBlock; ++i)
+      x[b * kBlock + i] = scale * static_cast<int8_t>(row[b * size + sizeof(half) + i]);
+  }
+  spread(x.data(), k, x.data());
+  out.resize(k / kBlock * size);
+  for (int b = 0; b < k / kBlock; ++b) round_block(&x[b * kBlock], &out[b * size]);
 }
 
 }  // namespace
@@ -65,6 +111,7 @@ void pack_tile(const Linear& w, int tile, const uint8_t* source, size_t row_byte
                uint8_t* out) {
   std::memset(out, 0, w.tile_bytes());
   const size_t num_blocks = static_cast<size_t>(w.k / kBlock);
+  std::vector<uint8_t> spread_blocks;
   for (int lane = 0; lane < kTile && tile * kTile + lane < w.n; ++lane) {
     const int n = tile * kTile + lane;
     const uint8_t* row = source + static_cast<size_t>(n) * row_bytes;
@@ -73,6 +120,10 @@ void pack_tile(const Linear& w, int tile, const uint8_t* source, size_t row_byte
       for (int k = 0; k < w.k; ++k)
         std::memcpy(out + (static_cast<size_t>(k) * kTile + lane) * size, row + k * size, size);
       continue;
+    }
+    if (w.spread) {
+      spread_row(row, w.k, spread_blocks);
+      row = spread_blocks.data();
     }
     const bool has_unit = w.kind == Kind::kQ4_1;
     const float unit = has_unit ? unit_of(row, num_blocks) : 0.0f;
@@ -124,6 +175,7 @@ void unpack_row(const Linear& w, int row, float* out) {
       out[b * kBlock + k] = scale * static_cast<float>(q - zero) + minimum;
     }
   }
+  if (w.spread) spread(out, w.k, out);
 }
 
 }  // namespace paceline

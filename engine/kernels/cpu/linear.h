@@ -6,6 +6,8 @@
 //   Q4_1:           w = (scale * (q - 8) + minimum) * unit: blocks of quants and 32 pairs of int16,
 //                   scale and minimum, which multiply exact sums; after the blocks 32 fp32 units
 //   dense tile:     [K][32] fp32, fp16 or bf16
+//   spread, 8 bit:  each row was transformed (hadamard.h) and rounded again, so that its inputs, to be
+//                   transformed too, lose less when they are rounded: some channels are far larger
 #pragma once
 
 #include "activations.h"
@@ -28,6 +30,7 @@ struct Linear {
   int n = 0, k = 0;
   const uint8_t* tiles = nullptr;
   const float* bias = nullptr;  // [n rounded up to 32] or null
+  bool spread = false;
 
   int num_tiles() const { return (n + kTile - 1) / kTile; }
   size_t tile_bytes() const {
@@ -84,7 +87,7 @@ void multiply(const Linear& w, int tile, const Activations& a, int panel, int ro
 void pack_tile(const Linear& w, int tile, const uint8_t* source, size_t row_bytes,
                uint8_t* out);
 
-// Row `row` of the matrix as fp32, for embeddings.
+// Row `row` of the matrix as fp32, for embeddings; not spread.
 void unpack_row(const Linear& w, int row, float* out);
 
 }  // namespace paceline

@@ -68,10 +68,11 @@ bool Model::allocate() {
          weights_.allocate(c_.weight_bytes) && kv_pool_.allocate(kv, Pages::kHuge) &&
          hidden_.allocate(tokens * c_.hidden * sizeof(float)) &&
          qkv_.allocate(tokens * qkv_width() * sizeof(float)) &&
-         norm_act_.allocate(activation_bytes(c_.max_tokens, c_.hidden, c_.dense)) &&
-         attention_act_.allocate(
-             activation_bytes(c_.max_tokens, c_.num_heads * c_.head_dim, c_.dense)) &&
-         mlp_act_.allocate(activation_bytes(c_.max_tokens, c_.intermediate, c_.dense)) &&
+         norm_act_.allocate(activation_bytes(c_.max_tokens, whole_rows(norm_act_, c_.hidden))) &&
+         attention_act_.allocate(activation_bytes(
+             c_.max_tokens, activations(attention_act_, c_.num_heads * c_.head_dim))) &&
+         mlp_act_.allocate(
+             activation_bytes(c_.max_tokens, activations(mlp_act_, c_.intermediate))) &&
          scratch_.allocate(scratch_floats() * sizeof(float) * c_.num_threads);
   if (!allocated) return false;
   std::vector<uint8_t*> pools;
@@ -95,6 +96,12 @@ Activations Model::activations(const Buffer& buffer, int k) const {
   return a;
 }
 
+Activations Model::whole_rows(const Buffer& buffer, int k) const {
+  Activations a = activations(buffer, k);
+  a.refined = !a.dense;
+  return a;
+}
+
 int Model::set_linear(int layer, int which, Kind kind, int n, int k, const uint8_t* weight,
                       size_t row_bytes, const float* bias) {
   const int q = c_.num_heads * c_.head_dim, kv = c_.num_kv_heads * c_.head_dim;
@@ -110,6 +117,7 @@ int Model::set_linear(int layer, int which, Kind kind, int n, int k, const uint8
                                           : layers_[layer].linears[which];
   if (w.tiles) return PACELINE_BAD_SHAPE;
   w.kind = kind;
+  w.spread = which == PACELINE_HEAD && kind == Kind::kQ8_0;
   w.n = n;
   w.k = k;
   const size_t bytes = w.tile_bytes() * w.num_tiles();
@@ -148,7 +156,7 @@ bool Model::complete() const {
                        [](const Linear& w) { return w.tiles != nullptr; }) &&
            !layer.norms[PACELINE_ATTENTION_NORM].empty() && !layer.norms[PACELINE_MLP_NORM].empty();
   };
-  return embedding_.tiles && !final_norm_.empty() &&
+  return head_.tiles && !final_norm_.empty() &&
          std::all_of(layers_.begin(), layers_.end(), ready);
 }
 

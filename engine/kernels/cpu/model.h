@@ -85,6 +85,8 @@ class Model {
   template <class T>
   RangePieces<T> first_pieces(int layer, const AttentionItem& item) const;
   Span seen(int layer, int token) const;
+  // Activations of a whole row at a time, which are refined; of parts of rows, which are not.
+  Activations whole_rows(const Buffer& buffer, int k) const;
   Activations activations(const Buffer& buffer, int k) const;
   size_t scratch_floats() const;  // of one thread
   int qkv_width() const { return (c_.num_heads + 2 * c_.num_kv_heads) * c_.head_dim; }

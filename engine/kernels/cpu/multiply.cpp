@@ -1,4 +1,6 @@
 // The product of one weight tile with one panel of activations.
+#include <type_traits>
+
 #include "dot.h"
 #include "linear.h"
 
@@ -9,7 +11,7 @@ namespace {
 // order over K is the same for every row and any Rows: for each block one fma of an exact integer sum,
 // weighed or not, and a scale. `ahead` is fetched on the way.
 template <Kind K, int Rows, int Halves>
-inline void quant_rows(const uint8_t* tile, const QuantBlock* a, int num_blocks, int row0, int part,
+PACELINE_INLINE void quant_rows(const uint8_t* tile, const QuantBlock* a, int num_blocks, int row0, int part,
                        Ahead& ahead, F16 (&out)[Rows][Halves]) {
   constexpr bool nibbles = K != Kind::kQ8_0;
   if constexpr (Rows > kPanel / 2) row0 = 0;  // it is, and the compiler should know
@@ -58,7 +60,7 @@ inline void dense_rows(const uint8_t* tile, const float* a, int k, int row0, int
 
 // Rows row0 .. row0 + Rows - 1 of the panel, and the tile's halves from `part` on.
 template <Kind K, int Rows, int Halves>
-void tile_rows(const Linear& w, int tile, const Activations& a, int panel, int row0, int part,
+PACELINE_CALLED void tile_rows(const Linear& w, int tile, const Activations& a, int panel, int row0, int part,
                Ahead& ahead, float (*out)[kTile]) {
   F16 acc[Rows][Halves];
   PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
@@ -81,24 +83,55 @@ void tile_rows(const Linear& w, int tile, const Activations& a, int panel, int r
   }
 }
 
-// Rows from `row` on, `Most` or fewer of them together.
-template <Kind K, int Most>
-void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int row, int rows,
-                Ahead& ahead, float (*out)[kTile]) {
+// The second terms of the same rows, which are added to `out`.
+template <Kind K, int Rows, int Halves>
+PACELINE_CALLED void refine_rows(const Linear& w, int tile, const Activations& a, int panel, int row0, int part,
+                 float (*out)[kTile]) {
+  F16 acc[Rows][Halves];
+  PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
+    PACELINE_UNROLL for (int h = 0; h < Halves; ++h) acc[r][h] = splat(0.0f);
+  Ahead nothing;
+  a.each_second_term(panel, [&](int block, const QuantBlock& term) {
+    quant_rows<K>(w.tile(tile) + block * block_bytes(K), &term, 1, row0, part, nothing, acc);
+  });
+  PACELINE_UNROLL for (int h = 0; h < Halves; ++h) {
+    const int first = (part + h) * kLanes;
+    const F16 unit = K == Kind::kQ4_1 ? load(w.units(w.tile(tile)) + first) : splat(1.0f);
+    PACELINE_UNROLL for (int r = 0; r < Rows; ++r) {
+      float* const sum = out[row0 + r] + first;
+      store(sum, fma(acc[r][h], unit, load(sum)));
+    }
+  }
+}
+
+// body(how many rows, how many halves of the tile, first row, first half) for all of both; `Most` rows
+// or fewer go together.
+template <int N>
+using Count = std::integral_constant<int, N>;
+
+template <int Most, class Body>
+void each_group(int row, int rows, const Body& body) {
   constexpr int halves = halves_with(Most);
   for (; rows - row >= Most; row += Most)
-    for (int part = 0; part < 2; part += halves)
-      tile_rows<K, Most, halves>(w, tile, a, panel, row, part, ahead, out);
-  if constexpr (Most > 1) tile_panel<K, Most - 1>(w, tile, a, panel, row, rows, ahead, out);
+    for (int part = 0; part < 2; part += halves) body(Count<Most>(), Count<halves>(), row, part);
+  if constexpr (Most > 1) each_group<Most - 1>(row, rows, body);
 }
 
 template <Kind K>
 void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int rows, Ahead& ahead,
                 float (*out)[kTile]) {
+  const auto body = [&](auto num_rows, auto halves, int row, int part) {
+    tile_rows<K, num_rows(), halves()>(w, tile, a, panel, row, part, ahead, out);
+  };
   constexpr int most = is_dense(K) ? kMaxDenseRows : kMaxRows;
   constexpr int few = is_dense(K) ? kMaxDenseRows : kFewRows;
-  if (rows <= few) return tile_panel<K, few>(w, tile, a, panel, 0, rows, ahead, out);
-  tile_panel<K, most>(w, tile, a, panel, 0, rows, ahead, out);
+  if (rows <= few) each_group<few>(0, rows, body);
+  else each_group<most>(0, rows, body);
+  if constexpr (!is_dense(K))
+    if (a.has_second_terms(panel))
+      each_group<few>(0, rows, [&](auto num_rows, auto halves, int row, int part) {
+        refine_rows<K, num_rows(), halves()>(w, tile, a, panel, row, part, out);
+      });
 }
 
 }  // namespace

@@ -61,20 +61,20 @@ int32_t paceline_multiply(int32_t kind, int32_t n, int32_t k, const void* weight
     std::memcpy(padded_bias.data(), bias, sizeof(float) * n);
     w.bias = padded_bias.data();
   }
+  Activations a;
+  a.num_blocks = k / kBlock;
+  a.dense = is_dense(w.kind);
+  a.refined = !a.dense;
   Buffer tiles, memory;
   if (!tiles.allocate(w.tile_bytes() * w.num_tiles()) ||
-      !memory.allocate(activation_bytes(rows, k, is_dense(w.kind)) + 1))
+      !memory.allocate(activation_bytes(rows, a) + 1))
     return PACELINE_NO_MEMORY;
   for (int t = 0; t < w.num_tiles(); ++t)
     pack_tile(w, t, static_cast<const uint8_t*>(weight), row_bytes,
               tiles.data.get() + t * w.tile_bytes());
   w.tiles = tiles.data.get();
-  Activations a;
   a.data = memory.data.get();
-  a.num_blocks = k / kBlock;
-  a.dense = is_dense(w.kind);
-  for (int r = 0; r < rows; ++r)
-    for (int b = 0; b < a.num_blocks; ++b) a.put(r, b, x + static_cast<size_t>(r) * k + b * kBlock);
+  for (int r = 0; r < rows; ++r) a.put_row(r, x + static_cast<size_t>(r) * k);
   for (int panel = 0; panel * kPanel < rows; ++panel)
     for (int t = 0; t < w.num_tiles(); ++t) {
       float tile[kPanel][kTile];

@@ -14,21 +14,12 @@ constexpr int kManyTokens = 64;
 
 enum PhaseKind { kEmbed, kNorm, kQkv, kRope, kAttention, kOutput, kMlp, kDown, kHead };
 
-float mean_square(const float* x, int n) {
-  F16 sum = splat(0.0f);
-  for (int i = 0; i < n; i += kLanes) {
-    const F16 v = load(x + i);
-    sum = fma(v, v, sum);
-  }
-  return reduce_add(sum) / static_cast<float>(n);
-}
-
-// Gives x / sqrt(mean(x^2) + eps) * weight to put(i, values i .. i + 31). All are nan where the sum
-// is not finite: a row that overflows must fail, not turn into zeros.
+// Gives x / sqrt(square + eps) * weight to put(i, values i .. i + 31), where square is the mean of x^2.
+// All are nan where it is not finite: a row that overflows must fail, not turn into zeros.
 template <class Put>
-void rms_norm(const float* x, const std::vector<float>& weight, float eps, const Put& put) {
+void rms_norm(const float* x, float square, const std::vector<float>& weight, float eps,
+              const Put& put) {
   const int n = static_cast<int>(weight.size());
-  const float square = mean_square(x, n);
   const F16 inverse = splat(1.0f / std::sqrt(square + eps) + (square - square));
   for (int i = 0; i < n; i += kBlock) {
     float y[kBlock];
@@ -38,8 +29,27 @@ void rms_norm(const float* x, const std::vector<float>& weight, float eps, const
   }
 }
 
+// As row `row` of `out`.
+void rms_norm_rounded(const float* x, const std::vector<float>& weight, float eps,
+                      const Activations& out, int row) {
+  const int n = static_cast<int>(weight.size());
+  F16 sum = splat(0.0f), weighed = splat(0.0f);
+  for (int i = 0; i < n; i += kLanes) {
+    const F16 v = load(x + i), y = v * load(&weight[i]);
+    sum = fma(v, v, sum);
+    weighed = fma(y, y, weighed);
+  }
+  const float square = reduce_add(sum) / static_cast<float>(n);
+  const float weighed_square = reduce_add(weighed) / static_cast<float>(n);
+  const float limit = kOutlier * std::sqrt(weighed_square / (square + eps));
+  rms_norm(x, square, weight, eps,
+           [&](int i, const float* y) { out.put_refined(row, i / kBlock, y, limit); });
+}
+
 void rms_norm_in_place(float* x, const std::vector<float>& weight, float eps) {
-  rms_norm(x, weight, eps, [&](int i, const float* y) { std::memcpy(x + i, y, sizeof(float) * kBlock); });
+  const float square = mean_square(x, static_cast<int>(weight.size()));
+  rms_norm(x, square, weight, eps,
+           [&](int i, const float* y) { std::memcpy(x + i, y, sizeof(float) * kBlock); });
 }
 
 // Rotates pairs (i, i + half) of the first 2 * half dims.
@@ -154,7 +164,7 @@ void Model::profile(uint64_t* out) {
 }
 
 void Model::embed(int token) {
-  unpack_row(embedding_, batch_.token_ids[token],
+  unpack_row(embedding_.tiles ? embedding_ : head_, batch_.token_ids[token],
              hidden_.as<float>() + static_cast<size_t>(token) * c_.hidden);
 }
 
@@ -174,13 +184,17 @@ int Model::logits(const float* hidden, int rows, float* logits) {
   if (rows < 0 || rows > c_.max_tokens) return PACELINE_BAD_BATCH;
   if (rows == 0) return 0;
   run_timed([=](Phases& phases) {
-    const Activations a = activations(norm_act_, c_.hidden);
+    const Activations a = whole_rows(norm_act_, c_.hidden);
     each_token(phases, rows, [&](int row) {
-      const float* x = hidden + static_cast<size_t>(row) * c_.hidden;
-      for (int i = 0; i < a.num_blocks; ++i) a.put(row, i, x + i * kBlock);
+      const size_t first = static_cast<size_t>(row) * c_.hidden;
+      const float* x = hidden + first;
+      if (head_.spread) {
+        spread(x, c_.hidden, hidden_.as<float>() + first);
+        x = hidden_.as<float>() + first;
+      }
+      a.put_row(row, x);
     });
-    const Linear& head = head_.tiles ? head_ : embedding_;
-    product(phases, team_.size(), head, a, rows, [&](int tile, int row, const float* out) {
+    product(phases, team_.size(), head_, a, rows, [&](int tile, int row, const float* out) {
       const size_t n = std::min(kTile, c_.vocab - tile * kTile);
       std::memcpy(logits + static_cast<size_t>(row) * c_.vocab + tile * kTile, out, n * sizeof *out);
     });
@@ -196,13 +210,13 @@ void Model::layer_step(Phases& phases, int index, StepSizes sizes) {
   const int rows = is_last ? sizes.outputs : sizes.tokens;  // from the attention's results on
   float* const before = hidden_.as<float>();
   float* const after = is_last ? hidden_out_ : before;
-  const Activations normed = activations(norm_act_, c_.hidden);
+  const Activations normed = whole_rows(norm_act_, c_.hidden);
   const Activations attended = activations(attention_act_, c_.num_heads * c_.head_dim);
   const Activations gated = activations(mlp_act_, c_.intermediate);
   const auto norm = [&](const float* hidden, int count, int which) {
     each_token(phases, count, [&](int t) {
-      rms_norm(hidden + static_cast<size_t>(t) * c_.hidden, layer.norms[which], c_.norm_eps,
-               [&](int i, const float* y) { normed.put(t, i / kBlock, y); });
+      rms_norm_rounded(hidden + static_cast<size_t>(t) * c_.hidden, layer.norms[which], c_.norm_eps,
+                       normed, t);
     });
     mark(phases, kNorm);
   };

@@ -27,6 +27,10 @@
 #else
 #define PACELINE_UNROLL _Pragma("GCC unroll 16")
 #endif
+// A function whose array of registers would be memory if it were called; and one with a loop that
+// would lack registers if it were not.
+#define PACELINE_INLINE [[gnu::always_inline]] inline
+#define PACELINE_CALLED [[gnu::noinline]]
 
 namespace paceline {
 

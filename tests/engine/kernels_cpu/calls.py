@@ -46,7 +46,18 @@ def multiply(
 
 
 def quantised_activations(x: Floats) -> NDArray[np.float64]:
-    """What the kernels make of activations: 8 bits, a scale for each 32 values of a row."""
+    """What the kernels make of activations: 8 bits, a scale for each 32 values of a row.
+
+    A block with a value beyond 16 times the row's root mean square has a second term.
+    """
+    first = _rounded(x)
+    second = _rounded((x - first).astype(np.float32))
+    largest = np.abs(x.reshape(len(x), -1, BLOCK)).max(axis=2)
+    refined = largest > 16 * np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True))
+    return first + second * np.repeat(refined, BLOCK, axis=1)
+
+
+def _rounded(x: Floats) -> NDArray[np.float64]:
     blocks = x.reshape(len(x), -1, BLOCK)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
     inverse = np.divide(

@@ -35,6 +35,45 @@ def test_product_equals_float64(kernels: ctypes.CDLL, kind: str, rows: int, n: i
     assert (error <= relative * size + 1e-6).all()
 
 
+def outlying(rows: int, k: int = 2080) -> np.ndarray:
+    """Rows of which most have channels far larger than the others, some of them in common."""
+    x = matrix(rows, k, 1)
+    for row in range(0, rows, 3):
+        x[row, [5, 700 + row]] = 90
+        x[row + 1 :: 3, k - 1 - 40 * row] = -200
+    return x
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("rows", [1, 3, 8, 13])
+def test_a_block_with_an_outlier_keeps_its_other_values(
+    kernels: ctypes.CDLL, kind: str, rows: int
+) -> None:
+    weights, x, bias = stored(kind, matrix(40, 2080)), outlying(rows), matrix(1, 40, 2)[0]
+    seen, matrix64 = quantised_activations(x), restored(kind, weights)
+    out = multiply(kernels, kind, weights, x, bias)
+    size = np.abs(seen) @ np.abs(matrix64).T
+    assert (np.abs(out - seen @ matrix64.T - bias) <= 5e-5 * size + 1e-6).all()
+    # rounding costs no more than it does without the outliers
+    plain = np.where(np.abs(x) > 20, 0, x).astype(np.float32)
+    lost = (quantised_activations(plain) - plain) @ matrix64.T
+    error = out - bias - x.astype(np.float64) @ matrix64.T
+    assert np.sqrt(np.mean(error**2)) < 1.5 * np.sqrt(np.mean(lost**2))
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_outliers_of_other_rows_change_nothing(kernels: ctypes.CDLL, kind: str) -> None:
+    weights, x = stored(kind, matrix(70, 2080)), outlying(21)
+    together = multiply(kernels, kind, weights, x)
+    for row in range(21):
+        assert multiply(kernels, kind, weights, x[[row]]).tobytes() == together[[row]].tobytes()
+    broken = x.copy()
+    broken[6, 5] = np.nan
+    out = multiply(kernels, kind, weights, broken)
+    assert not np.isfinite(out[6]).any()
+    assert np.delete(out, 6, axis=0).tobytes() == np.delete(together, 6, axis=0).tobytes()
+
+
 @pytest.mark.parametrize("kind", [*QUANTISED, *DENSE])
 def test_row_is_the_same_alone_and_anywhere_in_a_batch(kernels: ctypes.CDLL, kind: str) -> None:
     weights, x = stored(kind, matrix(70, 160)), matrix(21, 160, 1)
@@ -46,7 +85,7 @@ def test_row_is_the_same_alone_and_anywhere_in_a_batch(kernels: ctypes.CDLL, kin
 
 @pytest.mark.parametrize("kind", [*QUANTISED, *DENSE])
 def test_all_tiers_give_the_same_bits(kind: str) -> None:
-    weights, x = stored(kind, matrix(48, 224)), matrix(11, 224, 1)
+    weights, x = stored(kind, matrix(48, 2080)), outlying(11)
     libraries = [load_library(tier) for tier in available_tiers()]
     results = {multiply(kernels, kind, weights, x).tobytes() for kernels in libraries if kernels}
     assert len(results) <= 1

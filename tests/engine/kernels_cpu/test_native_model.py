@@ -11,6 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 
 from engine.gguf_file import open_gguf
 from engine.kernels.cpu import library
@@ -20,6 +21,7 @@ from engine.native_cpu import NativeModel, NativeOptions, refusal
 from engine.native_runner import native_file
 from engine.native_weights import GGUFMatrices, TensorMatrices, q4_1_from_q4_k
 from engine.safetensors_files import SafetensorsWeights
+from tests.engine.kernels_cpu.calls import quantised_activations, restored
 from tests.support.models import (
     VOCAB_SIZE,
     reference_logits,
@@ -128,6 +130,26 @@ def test_gguf_kinds_equal_their_dequantised_weights(kind: str, tmp_path: Path) -
     exact = reference_logits(reference, tokens).numpy()
     allowed = 1e-4 if kind in ("F16", "BF16", "F32") else 0.05  # 8-bit activations
     assert np.sqrt(np.mean((ours - exact) ** 2)) < allowed * exact.std()
+
+
+@pytest.mark.parametrize("family", ["llama", "smollm-tied"])
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e3])
+def test_a_head_of_8_bits_loses_little_of_uneven_hidden_states(
+    family: str, size: float, tmp_path: Path
+) -> None:
+    reference = tiny_model(family, hidden_size=192, head_dim=32)
+    with torch.no_grad():
+        reference.get_output_embeddings().weight.mul_(size)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(reference, path, kind=gguf.GGMLQuantizationType.Q8_0)
+    name = "model.embed_tokens.weight" if family == "smollm-tied" else "lm_head.weight"
+    weights = GGUFMatrices(open_gguf(path), open_model(path).config).matrix(name).rows
+    hidden = np.random.default_rng(3).normal(size=(11, 192)).astype(np.float32)
+    hidden[:, ::31] *= 9  # a channel or two in each block
+    exact = hidden.astype(np.float64) @ restored("Q8_0", weights).T
+    lost = (quantised_activations(hidden) - hidden) @ restored("Q8_0", weights).T
+    error = native_model(path).logits(hidden) - exact
+    assert np.sqrt(np.mean(error**2)) < 0.75 * np.sqrt(np.mean(lost**2))
 
 
 @pytest.mark.parametrize("stored", ["safetensors", "F16"])
