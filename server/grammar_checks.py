@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from engine.errors import GrammarError
 from engine.vocabulary import Vocabulary
@@ -45,7 +46,7 @@ class GrammarChecks:
         self._max_idle_seconds = max_idle_seconds
         self._process: GrammarProcess | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._num_open = 0
+        self._trying: dict[bytes, asyncio.Future[str]] = {}  # by digest
         self._is_closed = False
         self._idle: asyncio.TimerHandle | None = None
         # By digest: why a grammar is refused, or "".
@@ -60,16 +61,8 @@ class GrammarChecks:
         digest = hashlib.sha256(spec).digest()
         fault = self._known.get(digest)
         if fault is None:
-            if self._num_open >= MAX_WAITING:
-                raise Overloaded(
-                    "The server is busy compiling grammars.",
-                    code="grammar_queue_full",
-                    headers=retry_headers(1.0),
-                )
-            self._num_open += 1
-            self._stop_waiting()
-            work = asyncio.get_running_loop().run_in_executor(self._pool, self._try_out, grammar)
-            work.add_done_callback(self._closed)
+            # Many may come at once with one grammar, as the calls of an agent do.
+            work = self._trying.get(digest) or self._begin(digest, grammar)
             try:
                 fault = await asyncio.shield(work)
             except OSError as error:
@@ -81,6 +74,19 @@ class GrammarChecks:
         if fault:
             raise InvalidRequest(f"This constraint cannot be used: {fault}.", code="invalid_schema")
 
+    def _begin(self, digest: bytes, grammar: Grammar) -> asyncio.Future[str]:
+        if len(self._trying) >= MAX_WAITING:
+            raise Overloaded(
+                "The server is busy compiling grammars.",
+                code="grammar_queue_full",
+                headers=retry_headers(1.0),
+            )
+        self._stop_waiting()
+        work = asyncio.get_running_loop().run_in_executor(self._pool, self._try_out, grammar)
+        self._trying[digest] = work
+        work.add_done_callback(partial(self._tried, digest))
+        return work
+
     def close(self) -> None:
         self._is_closed = True
         self._stop_waiting()
@@ -88,11 +94,11 @@ class GrammarChecks:
         if self._process is not None:
             self._process.close()
 
-    def _closed(self, work: asyncio.Future[str]) -> None:
-        self._num_open -= 1
+    def _tried(self, digest: bytes, work: asyncio.Future[str]) -> None:
+        del self._trying[digest]
         if not work.cancelled():
             work.exception()  # seen, also if the client has left
-        if not self._num_open and not self._is_closed:
+        if not self._trying and not self._is_closed:
             loop = asyncio.get_running_loop()
             self._idle = loop.call_later(self._max_idle_seconds, self._pool.submit, self._end_child)
 

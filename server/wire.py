@@ -202,7 +202,7 @@ def body_length(header: bytes | bytearray | memoryview) -> int:
 
 
 class FrameBuffer:
-    """Bytes in as they come, whole bodies out; for the blocking side."""
+    """Bytes in as they come, whole bodies out."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()

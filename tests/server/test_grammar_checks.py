@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 import server.grammar_process
-from server.errors import InvalidRequest, Unavailable
-from server.grammar_checks import GrammarChecks
+from server.errors import InvalidRequest, Overloaded, Unavailable
+from server.grammar_checks import MAX_WAITING, GrammarChecks
 from server.grammar_text import Grammar, json_part
 from tests.support.http_server import in_loop
 from tests.support.tokenizers import byte_tokenizer
@@ -114,4 +114,26 @@ async def test_where_no_child_can_be_had_the_grammar_is_not_blamed(
             await check(checks, {"type": "integer"})
     assert caught.value.status == 503
     await check(checks, {"type": "integer"})
+    checks.close()
+
+
+@in_loop
+async def test_many_at_once_with_one_grammar_wait_for_one_trial() -> None:
+    """More than may wait, as the calls of an agent come: nobody is refused."""
+    checks = GrammarChecks(byte_tokenizer())
+    await asyncio.gather(*(check(checks, {"type": "integer"}) for _ in range(2 * MAX_WAITING)))
+    refused = await asyncio.gather(
+        *(check(checks, TOO_MANY) for _ in range(2 * MAX_WAITING)), return_exceptions=True
+    )
+    assert {type(error) for error in refused} == {InvalidRequest}
+    checks.close()
+
+
+@in_loop
+async def test_too_many_grammars_at_once_are_refused_for_now() -> None:
+    checks = GrammarChecks(byte_tokenizer())
+    many = [{"type": "integer", "minimum": number} for number in range(MAX_WAITING + 3)]
+    ends = await asyncio.gather(*(check(checks, s) for s in many), return_exceptions=True)
+    assert ends[:MAX_WAITING] == [None] * MAX_WAITING
+    assert [type(end) for end in ends[MAX_WAITING:]] == [Overloaded] * 3
     checks.close()
