@@ -16,7 +16,11 @@ from types import TracebackType
 
 from server.child import command
 
-_CORE = "from server.core_process import main; sys.exit(main(sys.argv[1:]))"
+# Ctrl-C reaches the whole group, while all is still being imported too: the parent decides.
+_CORE = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from server.core_process import main; sys.exit(main(sys.argv[1:]))"
+)
 
 # Starts a core that holds the given descriptor.
 Spawn = Callable[[int], subprocess.Popen[bytes]]
