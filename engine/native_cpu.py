@@ -59,7 +59,7 @@ class NativeOptions:
     max_model_len: int
     max_step_tokens: int
     num_threads: int
-    kv_type: str = "int16"  # of library.KV_KINDS
+    kv_type: str = "int8"  # of library.KV_KINDS
     tier: str | None = None  # instruction set; None: the best one here
 
 

@@ -249,7 +249,7 @@ def _native_only(config: EngineConfig) -> str | None:
     """What was asked for that the native CPU kernels alone can do."""
     if config.cpu_quantize != "none":
         return f"--cpu-quantize {config.cpu_quantize}"
-    return None if config.kv_dtype != "int8" else f"--kv-dtype {config.kv_dtype}"
+    return f"--kv-dtype {config.kv_dtype}" if config.kv_dtype in ("int8", "int16") else None
 
 
 def _gpu_only(config: EngineConfig) -> str | None:
@@ -260,7 +260,7 @@ def _gpu_only(config: EngineConfig) -> str | None:
 
 
 def _pack(config: EngineConfig, limits: SchedulerLimits, files: ModelFiles) -> Packed:
-    """Quantised weights stay as they are in the file; KV is in 16 bits unless told otherwise."""
+    """Quantised weights stay as they are in the file; KV has 8 bits beside them, else 16."""
     import numpy as np
 
     from engine.cpu_count import usable_cores
@@ -268,12 +268,14 @@ def _pack(config: EngineConfig, limits: SchedulerLimits, files: ModelFiles) -> P
     from engine.native_cpu import NativeOptions
     from engine.native_runner import load_native, native_file
 
+    file = native_file(files, quantise=config.cpu_quantize == "int8")
     kv_type = config.kv_dtype
-    if kv_type == "auto":
-        kv_type = "float32" if config.dtype == "float32" else "int16"
+    if kv_type == "auto" and config.dtype == "float32":
+        kv_type = "float32"
+    elif kv_type == "auto":
+        kv_type = "int8" if file.weights.quantised else "int16"
     element = np.dtype(kv_type)
     sizes = element if kv_type == "float32" else IntegerKV(element.itemsize)
-    file = native_file(files, quantise=config.cpu_quantize == "int8")
     for warning in file.warnings:
         log.warning("%s", warning)
     capacity, formula = size_cache(file.config, config, limits, "cpu", sizes)

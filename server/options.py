@@ -196,9 +196,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "kv_dtype",
-            _choice("auto", "int8", "fp8"),
-            "auto: as --dtype, on the native CPU kernels 16-bit integers unless that is float32; "
-            "half of 16 bits: int8 on those kernels, fp8 on a GPU",
+            _choice("auto", "int8", "int16", "fp8"),
+            "integers of the native CPU kernels, or fp8 on a GPU; auto: as --dtype, on those "
+            "kernels int8 with quantised weights and else int16, unless --dtype is float32",
             "TYPE",
         ),
         Option(

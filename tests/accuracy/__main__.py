@@ -84,7 +84,7 @@ def main() -> None:
     exact = distributions(reference(model), texts)
     found: dict[str, Any] = {"model": model.name}
     shown: Floats | None = None
-    kv_types = {"native": "int16", "native, fp32 KV": "float32", "native, int8 KV": "int8"}
+    kv_types = {"native": "int8", "native, int16 KV": "int16", "native, fp32 KV": "float32"}
     for name, kv_type in kv_types.items():
         logits = native(model, kv_type=kv_type, longest=len(texts[0]))
         ours = distributions(logits, texts)

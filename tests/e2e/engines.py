@@ -54,7 +54,7 @@ def _torch_model(path: Path) -> LoadedModel:
 
 
 def make_engine(kind: str, *, num_blocks: int) -> Engine:
-    """`kind`: reference, all of it in torch with float32, or native, perhaps with int8 KV."""
+    """`kind`: reference, all of it in torch with float32, or native, perhaps with int16 KV."""
     path = default_model_path()
     capacity = KVCapacity(num_blocks, BLOCK_SIZE, MAX_RUNNING, MAX_MODEL_LEN)
     if kind == "reference":
@@ -68,7 +68,7 @@ def make_engine(kind: str, *, num_blocks: int) -> Engine:
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
         max_step_tokens=MAX_STEP_TOKENS,
-        kv_type="int8" if "int8" in kind else "int16",
+        kv_type="int16" if "int16" in kind else "int8",
         num_threads=1,  # the answers of any number are the same bits
     )
     return native_engine(load_native(file, options), capacity=capacity)

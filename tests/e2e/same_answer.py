@@ -15,7 +15,7 @@ from scheduler.types import Request, SamplingParams
 from tests.e2e.engines import BLOCK_SIZE, Served, default_model_path, make_engine, serve
 from tests.e2e.prompts import prompt_ids
 
-KINDS = ("reference", "native", "native, int8 KV")
+KINDS = ("reference", "native", "native, int16 KV")
 POOL_BLOCKS = 512
 _SAMPLINGS = (
     SamplingParams(temperature=0.0),

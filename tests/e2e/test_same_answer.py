@@ -21,7 +21,7 @@ def assert_the_same_in_every_way(kind: str, requests: Sequence[Request]) -> None
     assert not any(found.values()), found
 
 
-@pytest.mark.parametrize(("kind", "count"), [("native", 16), ("native, int8 KV", 16)])
+@pytest.mark.parametrize(("kind", "count"), [("native", 16), ("native, int16 KV", 16)])
 def test_the_way_of_serving_changes_no_token_of_the_native_engine(kind: str, count: int) -> None:
     """Answers of up to 12 tokens take every chat beyond a border of blocks."""
     requests = make_requests(prompt_ids(default_model_path())[:count], 12)

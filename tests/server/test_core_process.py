@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import pytest
 
 from engine.errors import ModelFileError
@@ -249,6 +250,7 @@ def test_a_real_model_in_a_child_answers_and_survives_a_kill(tiny_model: Path) -
         ({"gpu_quantize": "int4"}, "--gpu-quantize int4 needs a CUDA device"),
         ({"kv_dtype": "fp8"}, "--kv-dtype fp8 needs a CUDA device"),
         ({"kv_dtype": "int8"}, "--kv-dtype int8: (head_dim|.*were not built)"),
+        ({"kv_dtype": "int16"}, "--kv-dtype int16: (head_dim|.*were not built)"),
         ({"kv_dtype": "int8", "cpu_kernels": "reference"}, "--kv-dtype int8 needs the native"),
         ({"model": "/nonexistent"}, "/nonexistent"),
         ({"block_size": 1, "kv_memory": 1024}, "holds one token"),
@@ -298,6 +300,23 @@ def test_what_was_packed_early_for_other_settings_is_not_used(tiny_gguf: Path) -
     other = Start(replace(config, kv_dtype="int8"), DEFAULT_LIMITS, 100)
     core = build_core(other, lambda *_: None, packed)
     assert "x 1 byte + 4 of scale" in core.info.notes[0]
+
+
+@pytest.mark.skipif(not available_tiers(), reason="the native kernels are not built here")
+@pytest.mark.parametrize(
+    ("kind", "words"), [("Q8_0", "x 1 byte + 4 of scale"), ("F32", "x 2 bytes + 4 of scale")]
+)
+def test_kv_has_8_bits_beside_quantised_weights_and_16_beside_floats(
+    kind: str, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    model = tiny_random_model("llama", hidden_size=128, head_dim=32)
+    write_gguf(model, path, kind=gguf.GGMLQuantizationType[kind])
+    core = build_core(
+        Start(EngineConfig(model=str(path), device="cpu"), DEFAULT_LIMITS, 100), lambda *_: None
+    )
+    gc.unfreeze()
+    assert words in core.info.notes[0]
 
 
 @pytest.mark.parametrize(
