@@ -2,13 +2,14 @@
 
 Both ends of a killable child are here: `Child` in the parent, `send` and `receive` in the worker,
 whose stdin is the socket. A message is a 4-byte big-endian length and that many bytes. Imports the
-standard library only. Knows nothing of what a child does, nor of its limits.
+standard library only. Knows nothing of what a child does, nor how much it may take.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import socket
 import struct
 import subprocess
@@ -25,6 +26,14 @@ _FIND = "import sys; sys.path.append(sys.argv.pop(1)); "
 def command(statement: str, *arguments: str) -> list[str]:
     """The command of a Python that runs `statement` with `arguments` in sys.argv[1:]."""
     return [sys.executable, "-P", "-c", _FIND + statement, _ROOT, *arguments]
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Of this process, by the kernel. A limit that it was born with (ulimit -v) stays, if lower."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 class Child:

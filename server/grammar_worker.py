@@ -28,7 +28,7 @@ import numpy as np
 from engine.errors import GrammarError
 from engine.grammar import GrammarCompiler
 from engine.vocabulary import Vocabulary
-from server.child import receive, send
+from server.child import limit_memory, receive, send
 from server.heap import give_back
 
 NICENESS = 5
@@ -56,7 +56,7 @@ def serve(channel: socket.socket, vocabulary: Vocabulary) -> None:
     give_back()
     os.nice(NICENESS)  # the tables are a client's wait, and the same work each time
     if sys.platform == "linux":
-        _limit_memory()
+        limit_memory(_pages(0) + MEMORY_LIMIT_BYTES)
     _say(channel, {})
     while (message := receive(channel)) is not None:
         request = json.loads(message)
@@ -74,12 +74,6 @@ def _vocabulary(ids: dict[str, list[int]], lengths: bytes, text: bytes) -> Vocab
     ends = list(accumulate(array("I", lengths), initial=0))
     tokens = tuple(text[start:end] for start, end in pairwise(ends))
     return Vocabulary(tokens, tuple(ids["special_ids"]), tuple(ids["eos_token_ids"]))
-
-
-def _limit_memory() -> None:
-    held = _pages(0) + MEMORY_LIMIT_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (held, held))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _pages(column: int) -> int:

@@ -76,10 +76,11 @@ def descriptor_is_free() -> bool:
     return True
 
 
-def raise_descriptor_limit() -> None:
-    """A connection is a descriptor: take as many as the hard limit allows."""
+def raise_descriptor_limit() -> int:
+    """A connection is a descriptor: take as many as the hard limit allows, and say how many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:  # macOS calls it unlimited, and refuses that
         log.warning("the limit of descriptors stays as it is: %s", error)
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

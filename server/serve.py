@@ -44,6 +44,7 @@ log = logging.getLogger("paceline")
 # After the drain: time for the last events to reach clients that read, and for uvicorn to close.
 _FLUSH_SECONDS = 0.5
 _CLOSE_SECONDS = 1
+_FEWEST_DESCRIPTORS = 64
 
 
 class PortError(Exception):
@@ -90,7 +91,9 @@ def serve(settings: Settings, early: EarlyCore | None = None) -> int:
 
 
 def _serve(settings: Settings, early: EarlyCore | None) -> int:
-    raise_descriptor_limit()
+    if 0 <= (descriptors := raise_descriptor_limit()) < _FEWEST_DESCRIPTORS:  # -1: unlimited
+        fewest = f"a server needs {_FEWEST_DESCRIPTORS} at least"
+        raise ConfigError(f"ulimit -n {descriptors}: {fewest}, and one for each connection")
     check_threads(settings.engine.threads)
     path = resolve_model(settings.engine.model or None)
     if not str(path).isprintable() and _is_no_text(str(path)):

@@ -10,7 +10,6 @@ the messages, in JSON; the other end is template_process.py.
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import socket
 import sys
@@ -26,7 +25,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from server.child import receive, send
+from server.child import limit_memory, receive, send
 
 MEMORY_LIMIT_BYTES = 1 << 29  # address space; Python and jinja2 need a tenth of it
 
@@ -150,7 +149,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us too; we end with EOF
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it does
     if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit_memory(MEMORY_LIMIT_BYTES)
     with socket.socket(fileno=0) as channel:
         serve(channel)

@@ -125,6 +125,20 @@ def test_more_threads_than_cpus_are_refused() -> None:
         check_threads(1000)
 
 
+def test_too_few_descriptors_are_one_line() -> None:
+    limited = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (12, 12)); "
+    program = limited + "from server.__main__ import main; sys.exit(main(['serve', '--port', '0']))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {program}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "ulimit -n 12: a server needs 64 at least" in done.stderr
+
+
 def test_an_interrupt_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
