@@ -120,7 +120,8 @@ def pack_early(plan: Plan) -> Packed | None:
             return None
         packed = _pack(config, plan.limits, files)
         # Any engine's first steps touch the memory of all; its blocks are nobody's afterwards.
-        native_engine(packed.runner, capacity=packed.capacity).warm_up(max_step_tokens=_CPU_WARM_UP)
+        engine = native_engine(packed.runner, capacity=packed.capacity)
+        engine.warm_up(max_step_tokens=min(_CPU_WARM_UP, plan.limits.max_step_tokens))
     except Exception:  # build_core meets the same, and it is reported
         return None
     return replace(packed, seconds=time.monotonic() - begin)
@@ -156,7 +157,8 @@ def build_core(start: Start, report: Report, packed: Packed | None = None) -> Co
     engine, capacity = built.engine, built.engine.capacity
     report("warming up", 0, 0)
     # A GPU must meet its worst step before clients do; a CPU only has to load its libraries.
-    engine.warm_up(max_step_tokens=limits.max_step_tokens if device == "cuda" else _CPU_WARM_UP)
+    enough = limits.max_step_tokens if device == "cuda" else _CPU_WARM_UP
+    engine.warm_up(max_step_tokens=min(enough, limits.max_step_tokens))
     info = CoreInfo(
         model_name=config.served_model_name,
         max_model_len=max_total_tokens(capacity),

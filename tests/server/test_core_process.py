@@ -294,6 +294,17 @@ def test_a_model_that_was_packed_early_is_the_one_that_runs(tiny_gguf: Path) -> 
     assert replace(core.info, load_seconds=0) == replace(fresh.info, load_seconds=0)
 
 
+@pytest.mark.parametrize("max_step_tokens", [1, 3, 8])
+def test_steps_may_be_smaller_than_the_first_ones_of_all(
+    tiny_gguf: Path, max_step_tokens: int
+) -> None:
+    """The smallest `--max-step-tokens` that is taken is one that can start."""
+    config = EngineConfig(model=str(tiny_gguf), device="cpu", kv_memory=10_000_000)
+    limits = replace(DEFAULT_LIMITS, max_step_tokens=max_step_tokens)
+    assert pack_early(Plan(config, limits)) is not None
+    assert build_core(Start(config, limits, 100), lambda *_: None).info.limits == limits
+
+
 def test_what_was_packed_early_for_other_settings_is_not_used(tiny_gguf: Path) -> None:
     config = EngineConfig(model=str(tiny_gguf), device="cpu", kv_memory=10_000_000)
     packed = pack_early(Plan(config, DEFAULT_LIMITS))
