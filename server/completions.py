@@ -60,19 +60,20 @@ def prepare_completion(
         generated = 0  # to find the best by
     logprobs = LogprobsWish(generated, fields.logprobs if fields.echo else fields.prompt_logprobs)
     check_length(len(fields.suffix), model)
+    wanted = _wanted_tokens(fields, model)
     groups = []
     for index, prompt in enumerate(prompts):
         token_ids = tokenize_prompt(prompt, model)
         if fields.suffix:
             token_ids = _infill(token_ids, fields.suffix, model.tokenizer)
-        token_ids = truncate_prompt(token_ids, fields, model, wanted=fields.max_tokens)
+        token_ids = truncate_prompt(token_ids, fields, model, wanted=wanted)
         groups.append(
             make_group(
                 fields,
                 token_ids,
                 model,
                 RequestOrigin(f"{origin.id}-{index}", origin.arrival, origin.tenant),
-                wanted_tokens=fields.max_tokens,
+                wanted_tokens=wanted,
                 logprobs=logprobs,
                 echo=_echo(fields, prompt, token_ids, model.tokenizer),
                 first_index=index * fields.num_sequences,
@@ -103,6 +104,13 @@ def _check_fields(fields: CompletionRequest, num_prompts: int) -> None:
         raise InvalidRequest(
             f"The number of prompts times n must be at most {MAX_SEQUENCES}.", param="prompt"
         )
+
+
+def _wanted_tokens(fields: CompletionRequest, model: ServedModel) -> int:
+    """The default is no wish of the client's, so it is not refused as one."""
+    if "max_tokens" in fields.model_fields_set or model.limits.output is None:
+        return fields.max_tokens
+    return min(fields.max_tokens, model.limits.output)
 
 
 def read_prompts(value: Any, param: str = "prompt") -> list[PromptForm]:

@@ -75,6 +75,19 @@ async def test_each_limit_has_its_own_message() -> None:
 
 
 @in_loop
+async def test_no_wish_for_a_length_is_never_above_the_output_limit() -> None:
+    """The default of completions is 16 elsewhere; a client that wished for nothing is no sinner."""
+    async with house(greeter(), ServerConfig(max_output_tokens=3)) as server:
+        for body in ({"prompt": "x"}, {"prompt": "x", "max_tokens": None, "stream": True}):
+            answer = await server.client.post(COMPLETIONS, json=body)
+            assert answer.status_code == 200, answer.text
+        plain = await server.client.post(COMPLETIONS, json={"prompt": "x"})
+        assert plain.json()["usage"]["completion_tokens"] == 3
+        wish = json.dumps({"prompt": "x", "max_tokens": 16}).encode()
+        await refused(server, COMPLETIONS, wish, param="max_tokens")
+
+
+@in_loop
 async def test_fields_that_contradict_each_other_are_refused() -> None:
     """B038, B086."""
     async with house(greeter()) as server:
