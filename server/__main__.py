@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from server.keys import secret_of
 from server.plain_number import plain_number
 from server.release import version
 
@@ -94,6 +95,12 @@ def _key(text: str) -> str:
     return text
 
 
+def _first_key(variable: str) -> str:
+    """For the server it is a list, with names: what is set for both must do for both."""
+    entries = variable.replace(",", " ").split()
+    return secret_of(entries[0]) if entries else ""
+
+
 def _trace_seconds(text: str) -> float:
     seconds = plain_number(text)
     if seconds is None or not 0 <= seconds <= 120:
@@ -161,8 +168,8 @@ def _parser() -> argparse.ArgumentParser:
             "--api-key",
             type=_key,
             metavar="KEY",
-            default=os.environ.get("PACELINE_API_KEY", ""),
-            help="default: the variable PACELINE_API_KEY",
+            default=_first_key(os.environ.get("PACELINE_API_KEY", "")),
+            help="default: the first of the variable PACELINE_API_KEY",
         )
     chat.add_argument("--max-tokens", type=_at_least_one, metavar="N", help="longest answer")
     commands.add_parser(

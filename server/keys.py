@@ -37,7 +37,7 @@ def parse_entry(text: str) -> KeyEntry:
     an operator's mark there would be no operator, and /admin open to all keys.
     """
     found = _ENTRY.fullmatch(text)
-    digest = digest_of((found[3] if found else text).encode())
+    digest = digest_of(secret_of(text).encode())
     if found is None and (marked := _MARKED.fullmatch(text)):
         name = marked[1] or "a key without a name"
         raise ValueError(f"{name}: a mark is +admin or +weight=NUMBER, not {marked[2]}")
@@ -48,6 +48,12 @@ def parse_entry(text: str) -> KeyEntry:
     if len(set(marks)) < len(marks) or len(weights) > 1:
         raise ValueError(f"{found[1]}: a mark is given twice")
     return KeyEntry(found[1], digest, "admin" in marks, weights[0] if weights else None)
+
+
+def secret_of(text: str) -> str:
+    """What a client sends: the entry without its name and marks."""
+    found = _ENTRY.fullmatch(text)
+    return found[3] if found else text
 
 
 def digest_of(key: bytes) -> bytes:

@@ -12,7 +12,9 @@ from server.__main__ import main
 from tests.support.scripted_server import running_server
 
 
-def test_trace_of_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_of_a_running_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "trace.json"
     flags = ("--api-key", "k", "--log-level", "warning")
     with running_server("ready", *flags) as (_process, client):
@@ -23,6 +25,8 @@ def test_trace_of_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture
         where = ["--url", f"{url}/v1/", "--out", str(out)]
         assert main(["trace", "--seconds", "0", "--api-key", "k", *where]) == 0
         assert main(["trace", "--seconds", "0", *where]) == 1
+        monkeypatch.setenv("PACELINE_API_KEY", "team+admin:k, other:l")  # as the server takes it
+        assert main(["trace", "--seconds", "0", *where]) == 0
         assert (
             main(["trace", "--seconds", "0.1", "--api-key", "k", "--url", url, "--out", "/"]) == 1
         )
