@@ -27,6 +27,8 @@ MAX_RULES = 500
 # Where only one text can follow, the model still chooses how to cut it into tokens.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 _LARK = re.compile(r"^[ \t]*start[ \t]*:(?!:=)", re.MULTILINE)  # it may hold ::= in a text
+# An attribute of a rule that this server's sampler would not hear of.
+_TEMPERATURE = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 
 Part = dict[str, Any]
 
@@ -81,6 +83,8 @@ def choice_part(options: list[str]) -> Part:
 def ebnf_part(text: str) -> Part:
     """Lark, with a rule `start`, or the EBNF of llama.cpp and xgrammar, with a rule `root`."""
     if "::=" not in text or _LARK.search(text):
+        if _TEMPERATURE.search(text):
+            raise GrammarTextError("a rule has no temperature here; the request has")
         return {"lark_grammar": text}
     try:
         rules = read_ebnf(text)

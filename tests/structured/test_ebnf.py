@@ -189,3 +189,9 @@ def test_a_thousand_choices_are_one_terminal() -> None:
 def test_lark_may_hold_the_sign_of_ebnf_in_a_text() -> None:
     assert lets_in(ebnf_part('start: "a ::= b"'), "a ::= b")
     assert lets_in(ebnf_part("root ::= start\nstart ::= [:]"), ":")
+
+
+def test_a_temperature_of_a_rule_is_refused_as_nobody_would_keep_it() -> None:
+    with pytest.raises(GrammarTextError, match="temperature"):
+        ebnf_part('start: a\na[capture, temperature=0.5]: "b"')
+    assert lets_in(ebnf_part('start: a\na[capture]: "[temperature]"'), "[temperature]")
