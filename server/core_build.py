@@ -299,10 +299,7 @@ def _build_native(start: Start, packed: Packed) -> Built:
 
     grammars = _grammars(start, packed.model)
     engine = native_engine(
-        packed.runner,
-        capacity=packed.capacity,
-        vocab_limit=start.vocab_limit,
-        grammars=grammars,
+        packed.runner, capacity=packed.capacity, vocab_limit=start.vocab_limit, grammars=grammars
     )
     return Built(
         engine,
