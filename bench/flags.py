@@ -86,6 +86,7 @@ def server_url(text: str) -> str:
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_one = is_one and text.isascii() and text.isprintable()
     except ValueError:  # a port above 65535, half of an IPv6 address
         is_one = False
     if not is_one:

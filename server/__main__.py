@@ -82,6 +82,7 @@ def _url(text: str) -> str:
     try:
         parts = urlsplit(text)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_one = is_one and text.isascii() and text.isprintable()
     except ValueError:  # a port above 65535, half of an IPv6 address
         is_one = False
     if not is_one:

@@ -81,6 +81,16 @@ def _word(text: str) -> str:
     return text.strip()
 
 
+def _text(text: str) -> str:
+    """A word for others' eyes. A file may be named in bytes that are no text here, this may not."""
+    word = _word(text)
+    if not word.isprintable():
+        raise ValueError("it is no text in the encoding of this locale (LC_ALL)")
+    if len(word) > 1024:  # as much as a request may name
+        raise ValueError("it is longer than 1024 characters")
+    return word
+
+
 def key(text: str) -> str:
     word = _word(text)
     if not word.isascii() or " " in word:
@@ -90,7 +100,7 @@ def key(text: str) -> str:
 
 
 def _origin(text: str) -> str:
-    word = _word(text).lower()  # as browsers write it
+    word = _text(text).lower()  # as browsers write it
     if word not in ("*", "null") and not _ORIGIN.fullmatch(word):
         raise ValueError(f"{text!r} is not an origin such as https://chat.example, or *")
     return word
@@ -98,7 +108,7 @@ def _origin(text: str) -> str:
 
 def _host(text: str) -> str:
     """An IPv6 address may stand in brackets, as in a URL."""
-    word = _word(text)
+    word = _text(text)
     return word[1:-1] if word.startswith("[") and word.endswith("]") else word
 
 
@@ -142,7 +152,7 @@ _BILLION = 10**9
 GROUPS: dict[str, tuple[Option, ...]] = {
     "Model": (
         Option("model", _word, "directory, .gguf file or hub name", "MODEL"),
-        Option("served_model_name", _word, "name that clients use; default: the file's", "NAME"),
+        Option("served_model_name", _text, "name that clients use; default: the file's", "NAME"),
         Option("device", _choice("auto", "cpu", "cuda"), "auto, cpu or cuda", "DEVICE"),
         Option(
             "dtype",

@@ -181,6 +181,7 @@ def test_absent_server_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> 
         ["--concurr", "1"],
         ["--concurrency", "1,"],
         ["--url", "ftp://127.0.0.1"],
+        ["--url", "http://\udcff"],
         ["--api-key", "a\r\nhost: b"],
         ["--url", "http://127.0.0.1:70000"],
         ["--out", "/"],

@@ -101,6 +101,7 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2() -> None:
         (["chat", "--max-tokens", "0"], "not a whole number from 1"),
         (["chat", "--url", "localhost"], "not an address"),
         (["trace", "--url", "http://127.0.0.1:70000"], "not an address"),
+        (["chat", "--url", "http://\udcff"], "not an address"),
         (["trace", "--seconds", "nan"], "not a number from 0 to 120"),
         (["chat", "--api-key", "clé"], "a key is ASCII"),
     ],
