@@ -1,4 +1,4 @@
-// Attention of a group of query rows over one range of 128 positions, and the merge of ranges.
+// Attention of a group of query rows over one range of 256 positions, and the merge of ranges.
 //
 // A range is computed from scratch and ranges are merged in ascending order, so a row's result
 // depends on its own sequence only: not on the rows computed with it, nor on who computed a range.
@@ -12,7 +12,7 @@
 
 namespace paceline {
 
-constexpr int kRange = 128;  // positions of a range
+constexpr int kRange = 256;  // positions of a range: of a short sequence all, without a merge
 constexpr int kRangeTiles = kRange / kLanes;
 constexpr int kGroup = 6;    // rows that go through registers together
 #if defined(PACELINE_AVX512)
@@ -22,11 +22,13 @@ constexpr int kTiles = 1;
 #endif
 // At this rate a range of keys and values is fetched while another is computed with.
 template <class T>
-constexpr int kFetchLines = (sizeof(T) * kRange * 2 + kLanes * 8 - 1) / (kLanes * 8);
+constexpr int kFetchLines = 2 * sizeof(T);
 constexpr float kLog2E = 1.44269504088896341f;  // scores are powers of two
-// The weights of a range add up to no more: so their sums with 16-bit integers stay below 2^31.
-constexpr float kWeightSum = 65400.0f;
+// The largest weight, and what the weights of a range add up to at the most: so their sums with
+// integers of T stay below 2^31. To those of 8 bits the sum sets no bound.
 constexpr float kMostWeight = 32767.0f;
+template <class T>
+constexpr float kWeightSum = sizeof(T) == 1 ? kMostWeight * kRange : 65400.0f;
 
 // What elements T are multiplied with, and what the products add up to.
 template <class T>
@@ -244,14 +246,14 @@ template <class T, int Rows>
 
 // Weights as integers times units[r], such that they add up to what they did; a row that met a nan
 // gets zeros times nan.
-template <int Rows>
+template <class T, int Rows>
 inline void round_weights(const float* weights, int first, int last, const float* top,
                           const float* total, int16_t* out, float* units) {
   F16 inverse[Rows];
   I16 sums[Rows];
   bool some[Rows];
   for (int r = 0; r < Rows; ++r) {
-    const float unit = std::max(top[r] * (1.0f / kMostWeight), total[r] * (1.0f / kWeightSum));
+    const float unit = std::max(top[r] * (1.0f / kMostWeight), total[r] * (1.0f / kWeightSum<T>));
     some[r] = total[r] - total[r] == 0.0f && unit > 1e-37f;
     inverse[r] = splat(some[r] ? 1.0f / unit : 0.0f);
     sums[r] = splat(0);
@@ -298,7 +300,7 @@ bool attend_group(const QueryRow* rows, const RoundedQueries& rounded, RangeTile
   soften<T, Rows>(scores, tiles, head_dim, seen, out.peak, out.sum, top, total);
   const Factor<T>* weights;
   if constexpr (is_scaled<T>) {
-    round_weights<Rows>(scores, tiles.first, tiles.last, top, total, scratch.weights, units);
+    round_weights<T, Rows>(scores, tiles.first, tiles.last, top, total, scratch.weights, units);
     weights = scratch.weights;
   } else {
     for (float& unit : units) unit = 1.0f;

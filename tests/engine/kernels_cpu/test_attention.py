@@ -80,12 +80,12 @@ def spread_and_rounded(keys: np.ndarray) -> np.ndarray:
     return spread(rounded(spread(keys))) / np.float32(keys.shape[-1] & -keys.shape[-1])
 
 
-@pytest.mark.parametrize("window", [0, 1, 16, 37, 150])
+@pytest.mark.parametrize("window", [0, 1, 16, 37, 300])
 @pytest.mark.parametrize(
     ("length", "kv_heads", "group", "head_dim", "block_size"),
     [
         *((1, 1, 1, 32, 16), (17, 3, 3, 64, 16), (129, 2, 4, 96, 32), (300, 1, 7, 128, 16)),
-        *((40, 2, 8, 80, 16), (140, 1, 5, 256, 48)),
+        *((40, 2, 8, 80, 16), (140, 1, 5, 256, 48), (600, 2, 3, 64, 16)),
     ],
 )
 def test_paged_attention_equals_dense(

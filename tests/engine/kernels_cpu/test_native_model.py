@@ -42,7 +42,7 @@ def options(**changes: object) -> NativeOptions:
     values: dict[str, object] = {
         "num_blocks": 96,
         "block_size": 16,
-        "max_model_len": 256,
+        "max_model_len": 320,
         "max_step_tokens": 300,
         "num_threads": 2,
         "kv_type": "float32",
@@ -115,7 +115,7 @@ class Runner:
 )
 def test_families_equal_transformers(family: str, tmp_path: Path) -> None:
     reference = save_tiny_model(family, tmp_path, **WIDE)
-    tokens = prompt(150)
+    tokens = prompt(280)
     ours = Runner(native_model(tmp_path)).whole(tokens)
     assert np.abs(ours - reference_logits(reference, tokens).numpy()).max() < 1e-3
 
@@ -190,13 +190,13 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_same_bits_alone_chunked_batched_and_at_any_number_of_threads(
     path: Path, kv_type: str
 ) -> None:
-    tokens = prompt(200)
+    tokens = prompt(300)
     alone = Runner(native_model(path, num_threads=1, kv_type=kv_type)).whole(tokens)
     runner = Runner(native_model(path, num_threads=2, kv_type=kv_type))
     assert runner.whole(tokens).tobytes() == alone.tobytes()
     others = [prompt(180, seed) for seed in (1, 2)]
     start, parts = 0, []
-    for length in (1, 7, 1, 40, 100, 1, 1, 49):
+    for length in (1, 7, 1, 40, 100, 1, 1, 49, 100):
         mates = [Row(other, 0, 60 + i + length // 4, 1 + i) for i, other in enumerate(others)]
         mine = Row(tokens, start, length, 0)
         rows = [mates[0], mine, mates[1]] if length % 2 else [mine, *mates]
@@ -317,7 +317,7 @@ def test_empty_batch_computes_nothing(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("token_ids", [VOCAB_SIZE, 1]), ("token_ids", [-1, 1]), ("positions", [255, 256])),
+        *(("token_ids", [VOCAB_SIZE, 1]), ("token_ids", [-1, 1]), ("positions", [319, 320])),
         *(("positions", [3, 5]), ("row_starts", [0, 1]), ("row_starts", [0, 0, 2])),
         *(("block_tables", [[96]]), ("block_tables", [[-1]]), ("positions", [15, 16])),
         *(("outputs", []), ("outputs", [2]), ("outputs", [-1]), ("outputs", [0, 0])),
