@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -37,7 +38,7 @@ from server.console_routes import add_console, console_paths
 from server.core_client import CoreClient, CoreState
 from server.embeddings import embeddings_route
 from server.error_answers import error_answer
-from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound
+from server.errors import ApiError, InvalidRequest, MethodNotAllowed, NotFound, error_response
 from server.grammar_checks import GrammarChecks
 from server.inference import (
     ANSWER_CACHE_HEADER,
@@ -232,12 +233,35 @@ def _wrap(app: FastAPI, config: ServerConfig, metrics: Metrics) -> None:
     )
     if config.cors_origins:
         app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(config.cors_origins),
+            _Cors, origins=list(config.cors_origins), count_error=metrics.count_error
+        )
+
+
+class _Cors(CORSMiddleware):
+    """A preflight that is refused is an error like others."""
+
+    def __init__(
+        self, app: ASGIApp, *, origins: list[str], count_error: Callable[[ApiError], None]
+    ) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=_EXPOSED,
         )
+        self._count_error = count_error
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        plain = super().preflight_response(request_headers)
+        if plain.status_code < 400:
+            return plain
+        error = InvalidRequest(f"{bytes(plain.body).decode()}.", code="cors_refused")
+        self._count_error(error)
+        answer = error_response(error)
+        kept = {name: value for name, value in plain.headers.items() if name not in answer.headers}
+        answer.headers.update(kept)
+        return answer
 
 
 def _handle_errors(app: FastAPI, metrics: Metrics) -> None:

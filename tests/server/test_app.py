@@ -239,6 +239,19 @@ async def test_cors_is_off_by_default() -> None:
 
 
 @in_loop
+async def test_a_preflight_that_is_refused_is_an_error_like_others() -> None:
+    config = ServerConfig(cors_origins=("http://a.example",))
+    asked = {"origin": "http://b.example", "access-control-request-method": "POST"}
+    async with house(config=config) as server:
+        answer = await server.client.options(CHAT, headers=asked)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "cors_refused"
+        assert "access-control-allow-origin" not in answer.headers
+        assert "Origin" in answer.headers["vary"]
+        assert await server.metric("paceline_requests_refused_total", reason="cors_refused") == 1
+
+
+@in_loop
 async def test_cors_preflight_needs_no_key() -> None:
     config = ServerConfig(cors_origins=("http://a.example",), api_keys=("k",))
     async with house(config=config) as server:
