@@ -23,6 +23,8 @@ from ctypes import (
 from functools import cache
 from pathlib import Path
 
+from engine.errors import ModelFileError
+
 ABI = 10  # PACELINE_ABI of api.h
 TIERS = ("avx512vnni", "avxvnni", "avx2", "neon", "generic")  # best first
 TIER_VARIABLE = "PACELINE_CPU_TIER"
@@ -201,12 +203,13 @@ def _fault(tier: str) -> str | None:
 def load_library(tier: str | None = None) -> ctypes.CDLL | None:
     """The library of `tier`, by default of $PACELINE_CPU_TIER or the best; None if none was built.
 
-    Raises ValueError for a tier that is not available here.
+    Raises ModelFileError for a tier that is not available here.
     """
     wanted = tier or os.environ.get(TIER_VARIABLE)
     tiers = available_tiers()
     if not tiers and wanted is None:
         return None
     if wanted is not None and wanted not in tiers:
-        raise ValueError(f"CPU tier {wanted!r} is not available here (there are: {tiers})")
+        there = ", ".join(tiers) or "none"
+        raise ModelFileError(f"CPU tier {wanted!r} is not available here (there are: {there})")
     return open_library(library_path(wanted or tiers[0]))

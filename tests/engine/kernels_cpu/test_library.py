@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import ModelFileError
 from engine.kernels.cpu import build, library
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,6 +40,14 @@ def ask(folder: Path | None, abi: int = library.ABI) -> list[str]:
         check=True,
     )
     return done.stdout.splitlines()
+
+
+def test_a_tier_that_is_not_there_is_an_error_for_the_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(library.TIER_VARIABLE, "nonsense")
+    with pytest.raises(ModelFileError, match="'nonsense' is not available here"):
+        library.load_library()
 
 
 def test_a_library_without_our_functions_is_older_than_the_code(tmp_path: Path) -> None:
