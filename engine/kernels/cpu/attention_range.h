@@ -22,7 +22,7 @@ constexpr int kTiles = 1;
 #endif
 // At this rate a range of keys and values is fetched while another is computed with.
 template <class T>
-constexpr int kFetchLines = 2 * sizeof(T);
+constexpr int kFetchLines = (static_cast<int>(sizeof(T)) * kTiles + 1) / 2;
 constexpr float kLog2E = 1.44269504088896341f;  // scores are powers of two
 // The largest weight, and what the weights of a range add up to at the most: so their sums with
 // integers of T stay below 2^31. To those of 8 bits the sum sets no bound.
