@@ -37,7 +37,9 @@ def test_every_flag_is_in_the_handbook_and_every_flag_there_exists() -> None:
 
 def test_make_tells_of_each_target_and_the_handbook_of_none_besides() -> None:
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), flags=re.MULTILINE))
-    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    # inside of `make test` a make would tell that it enters a directory
+    command = ["make", "--no-print-directory", "help"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert {line.split()[1] for line in said.stdout.splitlines()} == targets
     assert all(len(line.split(maxsplit=2)) == 3 for line in said.stdout.splitlines())
     for name in HANDBOOK:
