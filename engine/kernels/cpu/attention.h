@@ -155,4 +155,12 @@ void attend(const QueryRow* rows, int num_rows, const HeadKv<T>& kv,
   }
 }
 
+// In attention.cpp: they take long to compile.
+extern template void attend(const QueryRow*, int, const HeadKv<float>&, const AttentionScratch&,
+                            const Fetch&);
+extern template void attend(const QueryRow*, int, const HeadKv<int16_t>&, const AttentionScratch&,
+                            const Fetch&);
+extern template void attend(const QueryRow*, int, const HeadKv<int8_t>&, const AttentionScratch&,
+                            const Fetch&);
+
 }  // namespace paceline

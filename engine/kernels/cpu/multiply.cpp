@@ -83,19 +83,18 @@ PACELINE_CALLED void tile_rows(const Linear& w, int tile, const Activations& a, 
   }
 }
 
-// The second terms of the same rows, which are added to `out`.
-template <Kind K, int Rows, int Halves>
-PACELINE_CALLED void refine_rows(const Linear& w, int tile, const Activations& a, int panel, int row0, int part,
-                 float (*out)[kTile]) {
-  F16 acc[Rows][Halves];
-  PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
-    PACELINE_UNROLL for (int h = 0; h < Halves; ++h) acc[r][h] = splat(0.0f);
+// Adds the second terms of rows row0 .. row0 + Rows - 1 to their outputs.
+template <Kind K, int Rows>
+PACELINE_CALLED void refine_rows(const Linear& w, int tile, const Activations& a, int panel, int row0,
+                                 float (*out)[kTile]) {
+  F16 acc[Rows][2];
+  PACELINE_UNROLL for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
   Ahead nothing;
   a.each_second_term(panel, [&](int block, const QuantBlock& term) {
-    quant_rows<K>(w.tile(tile) + block * block_bytes(K), &term, 1, row0, part, nothing, acc);
+    quant_rows<K>(w.tile(tile) + block * block_bytes(K), &term, 1, row0, 0, nothing, acc);
   });
-  PACELINE_UNROLL for (int h = 0; h < Halves; ++h) {
-    const int first = (part + h) * kLanes;
+  PACELINE_UNROLL for (int h = 0; h < 2; ++h) {
+    const int first = h * kLanes;
     const F16 unit = K == Kind::kQ4_1 ? load(w.units(w.tile(tile)) + first) : splat(1.0f);
     PACELINE_UNROLL for (int r = 0; r < Rows; ++r) {
       float* const sum = out[row0 + r] + first;
@@ -127,11 +126,13 @@ void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int 
   constexpr int few = is_dense(K) ? kMaxDenseRows : kFewRows;
   if (rows <= few) each_group<few>(0, rows, body);
   else each_group<most>(0, rows, body);
-  if constexpr (!is_dense(K))
-    if (a.has_second_terms(panel))
-      each_group<few>(0, rows, [&](auto num_rows, auto halves, int row, int part) {
-        refine_rows<K, num_rows(), halves()>(w, tile, a, panel, row, part, out);
-      });
+  if constexpr (!is_dense(K)) {
+    if (!a.has_second_terms(panel)) return;
+    int row = 0;
+    for (; row + kFewRows <= rows; row += kFewRows)
+      refine_rows<K, kFewRows>(w, tile, a, panel, row, out);
+    for (; row < rows; ++row) refine_rows<K, 1>(w, tile, a, panel, row, out);
+  }
 }
 
 }  // namespace
