@@ -1,6 +1,4 @@
 // The product of one weight tile with one panel of activations.
-#include <type_traits>
-
 #include "dot.h"
 #include "linear.h"
 
@@ -11,8 +9,8 @@ namespace {
 // order over K is the same for every row and any Rows: for each block one fma of an exact integer sum,
 // weighed or not, and a scale. `ahead` is fetched on the way.
 template <Kind K, int Rows, int Halves>
-PACELINE_INLINE void quant_rows(const uint8_t* tile, const QuantBlock* a, int num_blocks, int row0, int part,
-                       Ahead& ahead, F16 (&out)[Rows][Halves]) {
+PACELINE_INLINE void quant_rows(const uint8_t* tile, const QuantBlock* a, int num_blocks, int row0,
+                                int part, Ahead& ahead, F16 (&out)[Rows][Halves]) {
   constexpr bool nibbles = K != Kind::kQ8_0;
   if constexpr (Rows > kPanel / 2) row0 = 0;  // it is, and the compiler should know
   for (int b = 0; b < num_blocks; ++b, ++a, tile += block_bytes(K)) {
@@ -60,8 +58,8 @@ inline void dense_rows(const uint8_t* tile, const float* a, int k, int row0, int
 
 // Rows row0 .. row0 + Rows - 1 of the panel, and the tile's halves from `part` on.
 template <Kind K, int Rows, int Halves>
-PACELINE_CALLED void tile_rows(const Linear& w, int tile, const Activations& a, int panel, int row0, int part,
-               Ahead& ahead, float (*out)[kTile]) {
+PACELINE_CALLED void tile_rows(const Linear& w, int tile, const Activations& a, int panel, int row0,
+                               int part, Ahead& ahead, float (*out)[kTile]) {
   F16 acc[Rows][Halves];
   PACELINE_UNROLL for (int r = 0; r < Rows; ++r)
     PACELINE_UNROLL for (int h = 0; h < Halves; ++h) acc[r][h] = splat(0.0f);
@@ -103,36 +101,35 @@ PACELINE_CALLED void refine_rows(const Linear& w, int tile, const Activations& a
   }
 }
 
-// body(how many rows, how many halves of the tile, first row, first half) for all of both; `Most` rows
-// or fewer go together.
-template <int N>
-using Count = std::integral_constant<int, N>;
-
-template <int Most, class Body>
-void each_group(int row, int rows, const Body& body) {
+// Rows from `row` on, `Most` or fewer of them together.
+template <Kind K, int Most>
+void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int row, int rows,
+                Ahead& ahead, float (*out)[kTile]) {
   constexpr int halves = halves_with(Most);
   for (; rows - row >= Most; row += Most)
-    for (int part = 0; part < 2; part += halves) body(Count<Most>(), Count<halves>(), row, part);
-  if constexpr (Most > 1) each_group<Most - 1>(row, rows, body);
+    for (int part = 0; part < 2; part += halves)
+      tile_rows<K, Most, halves>(w, tile, a, panel, row, part, ahead, out);
+  if constexpr (Most > 1) tile_panel<K, Most - 1>(w, tile, a, panel, row, rows, ahead, out);
+}
+
+template <Kind K>
+void refine_panel(const Linear& w, int tile, const Activations& a, int panel, int rows,
+                  float (*out)[kTile]) {
+  int row = 0;
+  for (; row + kFewRows <= rows; row += kFewRows)
+    refine_rows<K, kFewRows>(w, tile, a, panel, row, out);
+  for (; row < rows; ++row) refine_rows<K, 1>(w, tile, a, panel, row, out);
 }
 
 template <Kind K>
 void tile_panel(const Linear& w, int tile, const Activations& a, int panel, int rows, Ahead& ahead,
                 float (*out)[kTile]) {
-  const auto body = [&](auto num_rows, auto halves, int row, int part) {
-    tile_rows<K, num_rows(), halves()>(w, tile, a, panel, row, part, ahead, out);
-  };
   constexpr int most = is_dense(K) ? kMaxDenseRows : kMaxRows;
   constexpr int few = is_dense(K) ? kMaxDenseRows : kFewRows;
-  if (rows <= few) each_group<few>(0, rows, body);
-  else each_group<most>(0, rows, body);
-  if constexpr (!is_dense(K)) {
-    if (!a.has_second_terms(panel)) return;
-    int row = 0;
-    for (; row + kFewRows <= rows; row += kFewRows)
-      refine_rows<K, kFewRows>(w, tile, a, panel, row, out);
-    for (; row < rows; ++row) refine_rows<K, 1>(w, tile, a, panel, row, out);
-  }
+  if (rows <= few) tile_panel<K, few>(w, tile, a, panel, 0, rows, ahead, out);
+  else tile_panel<K, most>(w, tile, a, panel, 0, rows, ahead, out);
+  if constexpr (!is_dense(K))
+    if (a.has_second_terms(panel)) refine_panel<K>(w, tile, a, panel, rows, out);
 }
 
 }  // namespace
